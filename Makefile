@@ -1,0 +1,42 @@
+# `make run` shows the library at work, `make test` runs all its tests; both set everything up first.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: run test lint quick bench docs clean
+
+run: $(READY)
+	@$(BIN)/python examples/01_tour.py
+
+test: lint
+	@echo "[2/3] tests, with run-time shape checks"
+	@$(BIN)/python -m pytest -n 2 -m "not unhooked"
+	@echo "[3/3] tests of what users see: messages, compilation, imports, README, examples"
+	@$(BIN)/python -m pytest -n 2 -m unhooked -o addopts="-q --strict-markers" tests
+
+quick: $(READY)
+	@$(BIN)/python -m pytest -n 2 -m "not slow and not unhooked"
+
+lint: $(READY)
+	@echo "[1/3] lint and types"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/run.py
+
+docs: $(READY)
+	@$(BIN)/mkdocs build --strict
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d: try make PYTHON=python3.11" % v[:2])'
+	@echo "Setting up .venv (once; PyTorch is about 200 MB) ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $(READY)
+	@echo "Done."
+
+clean:
+	rm -rf .venv site out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,185 @@
+"""Every user-facing error is worded here: expected, got, fix.
+
+Shapes, dtypes and devices are checked wherever a user enters. Values are checked only where a
+measure is built from a user's numbers: reading them waits for the device.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def holds(condition: Tensor, *, unknown: bool = True) -> bool:
+    """The truth of a condition on values, or `unknown` where values cannot be read.
+
+    Inside `torch.compile` and under `torch.func.vmap` tensors have no values to look at.
+    """
+    if torch.compiler.is_compiling():
+        return unknown
+    try:
+        return bool(condition)
+    except RuntimeError as error:
+        if "vmap" in str(error):
+            return unknown
+        raise
+
+
+def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:
+    """Raise unless `tensor` is a floating-point tensor with at least `least` axes."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"`{name}` must be a torch.Tensor of shape {axes}, got {type(tensor).__name__}. "
+            f"Convert it with `torch.as_tensor`."
+        )
+    if not tensor.is_floating_point():
+        raise ValueError(
+            f"`{name}` must be floating point, got {tensor.dtype}. Convert with `{name}.float()`."
+        )
+    if tensor.ndim < least:
+        raise ValueError(
+            f"`{name}` must have shape {axes}, got {tuple(tensor.shape)}. "
+            "A cloud of n points in R^d is (n, d): for points on a line write `points[:, None]`."
+        )
+
+
+def check_shape(name: str, tensor: Tensor, expected: Sequence[int], fix: str) -> None:
+    """Raise unless `tensor` has exactly the `expected` shape."""
+    if tuple(tensor.shape) != tuple(expected):
+        raise ValueError(
+            f"`{name}` must have shape {tuple(expected)}, got {tuple(tensor.shape)}. {fix}"
+        )
+
+
+def check_same(what: str, a: tuple[str, Tensor], b: tuple[str, Tensor]) -> None:
+    """Raise unless two named tensors share their `dtype` or `device`."""
+    (name_a, tensor_a), (name_b, tensor_b) = a, b
+    x, y = getattr(tensor_a, what), getattr(tensor_b, what)
+    if x != y:
+        raise ValueError(
+            f"`{name_a}` and `{name_b}` must share their {what}, got {x} and {y}. "
+            f"Move one of them with `.to({what}=...)`."
+        )
+
+
+def check_atoms(atoms: Tensor) -> None:
+    """Raise unless `atoms` can be the support of a measure."""
+    check_floating("atoms", atoms, "(..., n, d)", 2)
+    if 0 in atoms.shape:
+        raise ValueError(
+            f"A measure needs at least one atom in at least one dimension, got atoms of shape "
+            f"{tuple(atoms.shape)}. Drop empty clouds before building measures."
+        )
+
+
+def check_mass(name: str, weights: Tensor, log_weights: Tensor) -> None:
+    """Raise unless the weights are non-negative, finite, and not all zero.
+
+    `weights` is what the user gave under `name`, `log_weights` what became of it.
+    """
+    if not holds(~weights.isnan().any()):
+        raise ValueError(f"`{name}` must be numbers, got NaN. Look for 0/0 or inf-inf upstream.")
+    if name == "weights" and not holds((weights >= 0).all()):
+        raise ValueError(
+            f"`weights` must be non-negative, got a minimum of {weights.min().item():g}. "
+            "Logarithms of weights go in `log_weights=`."
+        )
+    if not holds((log_weights < torch.inf).all()):
+        raise ValueError(f"`{name}` must be finite, got +inf. Rescale the weights first.")
+    if not holds((log_weights > -torch.inf).any(-1).all()):
+        raise ValueError(
+            "A measure needs a positive total mass, got a cloud whose weights are all zero. "
+            "Drop empty clouds before building measures."
+        )
+
+
+def check_finite(name: str, tensor: Tensor, live: Tensor) -> None:
+    """Raise unless `tensor[..., n, d]` is finite where `live[..., n]`."""
+    if not holds((tensor.isfinite().all(-1) | ~live).all()):
+        raise ValueError(
+            f"`{name}` must be finite wherever the weight is positive, got NaN or inf. "
+            "Give such points weight zero to leave them out."
+        )
+
+
+def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
+    """Raise unless queries `x` can meet the context `mu`; `dims` are those a map asks for."""
+    atoms, (asks, takes) = mu.atoms, dims
+    if x is not atoms:
+        check_floating("x", x, "(..., m, d)", 2)
+        check_same("dtype", ("mu", atoms), ("x", x))
+        check_same("device", ("mu", atoms), ("x", x))
+        check_broadcast(atoms.shape[:-2], x.shape[:-2])
+    if asks is None and takes is None and x.shape[-1] != atoms.shape[-1]:
+        raise ValueError(
+            f"Context and queries must share their space, got `mu` in R^{atoms.shape[-1]} and "
+            f"`x` in R^{x.shape[-1]}."
+        )
+    if asks is not None and x.shape[-1] != asks:
+        raise ValueError(f"This map takes queries in R^{asks}, got `x` in R^{x.shape[-1]}.")
+    if takes is not None and atoms.shape[-1] != takes:
+        raise ValueError(f"This map takes contexts in R^{takes}, got `mu` in R^{atoms.shape[-1]}.")
+
+
+def check_broadcast(context: Sequence[int], queries: Sequence[int]) -> None:
+    """Raise unless batch axes broadcast."""
+    for a, b in zip(reversed(context), reversed(queries), strict=False):
+        if a != b and 1 not in (a, b):
+            raise ValueError(
+                f"Batch axes of context and queries must broadcast, got {tuple(context)} and "
+                f"{tuple(queries)}."
+            )
+
+
+def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
+    """Raise unless the parameters live where the atoms do; autocast sorts dtypes out itself."""
+    p = _first_parameter(module)
+    if p is None or (p.dtype == atoms.dtype and p.device == atoms.device):
+        return
+    if p.device != atoms.device:
+        raise ValueError(
+            f"The map is on {p.device}, the measure on {atoms.device}. Move one: `.to(device)`."
+        )
+    if not torch.is_autocast_enabled(atoms.device.type):
+        raise ValueError(
+            f"The map has {p.dtype} parameters, the measure {atoms.dtype} atoms. "
+            f"Convert one: `map.to({atoms.dtype})` or `mu.to({p.dtype})`."
+        )
+
+
+def _first_parameter(module: torch.nn.Module) -> Tensor | None:
+    """As `next(module.parameters(), None)`, at a tenth of its time."""
+    for p in module._parameters.values():
+        if p is not None:
+            return p
+    for child in module._modules.values():
+        if child is not None and (found := _first_parameter(child)) is not None:
+            return found
+    return None
+
+
+def check_reduction(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times) -> None:
+    """Raise unless the arguments of a reduction fit together."""
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
+            f"k {tuple(k.shape)}."
+        )
+    n = k.shape[-2]
+    if bias.shape[-1] != n or (v is not None and v.shape[-2] != n):
+        raise ValueError(
+            f"Keys, values and bias must count the same atoms: k has {n}, bias {bias.shape[-1]}"
+            + ("." if v is None else f", v {v.shape[-2]}.")
+        )
+    if bias.dtype in HALF:
+        raise ValueError(
+            f"`bias` must be float32 or float64, got {bias.dtype}: log-weights in half precision "
+            "change the measure. Keep it wide; q, k and v may be half."
+        )
+    if times is not None and (times[0].shape[-1], times[1].shape[-1]) != (q.shape[-2], n):
+        raise ValueError(
+            f"`times` must be one per query ({q.shape[-2]}) and one per atom ({n}), got shapes "
+            f"{tuple(times[0].shape)} and {tuple(times[1].shape)}."
+        )

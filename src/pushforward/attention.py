@@ -1,0 +1,117 @@
+"""Attention: an affinity, a normaliser, and values."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from . import ops
+from .affinities import Affinity, Dot, Scores, shifted
+from .maps import Answer, Conditioned
+from .measures import Measure
+from .normalisers import Normaliser, Softmax
+
+
+@dataclass(frozen=True)
+class Causal:
+    r"""Causal masking: a query at time $t$ sees the atoms at times $s\le t$, ties included."""
+
+
+class Attention(Conditioned):
+    r"""Multi-head attention, the integral of eq. (20) without the skip.
+
+    $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
+      \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
+    where the affinity is $A$ and the normaliser chooses $g$. The mass of a token counts: weights
+    enter as $\log a_j$ in the scores, so doubling a weight is repeating a token.
+
+    Args:
+        dim: dimension of queries and images.
+        heads: number of heads.
+        head_dim: dimension of each head, `dim` by default: heads need not divide anything.
+        context_dim: dimension of the context for cross-attention; by default the context is where
+            the queries are.
+        affinity: `Dot()` or `SquaredDistance(eps)`.
+        normaliser: `Softmax()` or `Sinkhorn(steps)`.
+        mask: `Causal()` or None.
+        impl: implementation of the reductions, None to choose by size.
+
+    Example:
+        >>> gamma = pf.Attention(2, heads=2)
+        >>> mu = pf.Measure(torch.randn(256, 2))
+        >>> gamma(mu, torch.zeros(5, 2)).shape, gamma.push(mu).n
+        (torch.Size([5, 2]), 256)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int = 1,
+        head_dim: int | None = None,
+        context_dim: int | None = None,
+        affinity: Affinity | None = None,
+        normaliser: Normaliser | None = None,
+        mask: Causal | None = None,
+        impl: ops.Impl | None = None,
+    ):
+        super().__init__()
+        if min(dim, heads, head_dim or 1, context_dim or 1) < 1:
+            raise ValueError(
+                f"Dimensions and heads must be positive, got dim={dim}, heads={heads}, "
+                f"head_dim={head_dim}, context_dim={context_dim}."
+            )
+        self.affinity = Dot() if affinity is None else affinity
+        self.normaliser = Softmax() if normaliser is None else normaliser
+        if mask is not None and self.normaliser.two_sided:
+            raise ValueError(
+                "Sinkhorn does not go with a causal mask: with equal marginals its limit is the "
+                "identity. Use `Softmax()`, or no mask."
+            )
+        self.dim, self.out_dim, self.context_dim = dim, dim, context_dim or dim
+        self.heads, self.causal, self.impl = heads, mask is not None, impl
+        self.paired = self.normaliser.two_sided and context_dim is not None
+        width = heads * (head_dim or dim)
+        self.Q = nn.Linear(dim, width, bias=False)
+        self.K = nn.Linear(self.context_dim, width, bias=False)
+        self.V = nn.Linear(self.context_dim, width, bias=False)
+        self.W = nn.Linear(width, dim, bias=False)
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """Keys, values and potential, once for all queries."""
+        k, v = self._split(self.K(mu.atoms)), self._split(self.V(mu.atoms))
+        logs = mu.log_weights[..., None, :]
+        origin = self.affinity.origin(k, logs)
+        keys, shift = self.affinity.keys(k, origin)
+        bias = shifted(logs, shift)
+        if self.normaliser.two_sided:
+            other = mu if queries is None else queries
+            rows = self.affinity.queries(self._split(self.Q(other.atoms)), origin)
+            scores = Scores(rows, (keys, shift), self.impl)
+            weights = other.log_weights[..., None, :]
+            bias = shifted(bias, self.normaliser.potential(scores, weights, logs))
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            q, _ = self.affinity.queries(self._split(self.Q(x)), origin)
+            times = _times(mu, t) if self.causal else None
+            out = ops.average(q, keys, v, bias, times=times, impl=self.impl, guard=False)
+            return self.W(out.transpose(-2, -3).flatten(-2))
+
+        return answer
+
+    def _split(self, x: Tensor) -> Tensor:
+        """`(..., n, heads * k)` to `(..., heads, n, k)`."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+
+    def extra_repr(self) -> str:
+        """The choices that are no parameters."""
+        causal = ", causal" if self.causal else ""
+        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}"
+
+
+def _times(mu: Measure, t: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Times of queries and atoms, with an axis for the heads."""
+    if mu.times is None or t is None:
+        who = "The context" if mu.times is None else "The queries"
+        how = "pf.Measure(atoms, times=...)" if mu.times is None else "gamma(mu, x, t)"
+        raise ValueError(f"Causal attention needs times. {who} came without: use `{how}`.")
+    return t[..., None, :], mu.times[..., None, :]

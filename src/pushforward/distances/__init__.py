@@ -1,0 +1,11 @@
+r"""Distances between measures.
+
+All compare the normalised measures and ask for equal masses, except $W_1$, which extends to
+unequal ones: $W_1(c_1\mu_1,c_2\mu_2)=|c_1-c_2|+W_1(\mu_1,\mu_2)$ for probabilities $\mu_i$ and
+$c_i>0$. They compute in float64 and answer in the dtype of the measures. Batch axes broadcast. All
+are differentiable once in atoms and weights.
+"""
+
+from .entropic import sinkhorn_divergence as sinkhorn_divergence
+from .kernels import energy_distance as energy_distance, mmd as mmd
+from .transport import sliced_wasserstein as sliced_wasserstein, wasserstein as wasserstein

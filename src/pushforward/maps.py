@@ -1,0 +1,352 @@
+r"""In-context maps $\Gamma(\mu,x)$: one interface, closed under composition."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+from torch import Tensor, nn
+
+from ._checks import check_context, check_floating, check_parameters, check_shape, holds
+from ._types import Queries, Times
+from .measures import Measure, MeasureMap, Transport
+
+
+Answer = Callable[[Tensor, Tensor | None], Tensor]
+r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
+
+
+class InContextMap(nn.Module, ABC):
+    r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point.
+
+    An author writes `evaluate` and gets calls with checks, currying, push-forward and composition:
+
+    Example:
+        >>> class Attract(pf.InContextMap):
+        ...     def evaluate(self, mu, x):
+        ...         return mu.mean()[..., None, :] - x
+        >>> mu = pf.Measure(torch.tensor([[0.0], [2.0]]))
+        >>> (Attract() @ Attract()).push(mu).atoms
+        tensor([[-1.],
+                [ 1.]])
+    """
+
+    dim: int | None = None
+    """Dimension of the queries, where the map prescribes one."""
+    context_dim: int | None = None
+    """Dimension of the context, where the map prescribes one."""
+    out_dim: int | None = None
+    """Dimension of the images, where the map prescribes one."""
+    causal: bool = False
+    """Whether the map reads times: a query at time $t$ sees the atoms at times $s\\le t$."""
+    paired: bool = False
+    """Whether queries must come as a `Measure`."""
+
+    @abstractmethod
+    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+        r"""$\Gamma(\mu,x)$ at points `x`, `(..., m, d)`, whose shape, dtype and device fit."""
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        r"""$\Gamma(\mu,\cdot)$, the context's share of the work done once.
+
+        `queries` is the measure of the queries, for maps that relate two measures. Times reach
+        maps that read them; here they are dropped.
+        """
+        return lambda x, t: self.evaluate(mu, x)
+
+    def answer(
+        self, mu: Measure, x: Tensor, t: Tensor | None, queries: Measure | None = None
+    ) -> Tensor:
+        """Condition on the context and ask once."""
+        return self.condition(mu, queries)(x, t)
+
+    def advance(self, mu: Measure) -> Measure:
+        """The push-forward, unchecked."""
+        return mu.moved(self.condition(mu)(mu.atoms, mu.times))
+
+    def forward(self, mu: Measure, x: Queries | Measure, t: Times | None = None) -> Queries:
+        r"""$\Gamma(\mu,x)$ at any queries, atoms of `mu` or not.
+
+        Args:
+            mu: the context.
+            x: the queries `(..., m, d)`; their batch axes broadcast with those of `mu`. A
+                `Measure` brings its times, and is the other side of maps that relate two measures.
+            t: times of the queries, for causal maps.
+        """
+        queries = None
+        if isinstance(x, Measure):
+            queries = x
+            x, t = queries.atoms, queries.times if t is None else t
+        self._check(mu, x, t)
+        if self.paired and queries is None:
+            raise ValueError(
+                "This map relates two measures, and queries without weights are not one. "
+                "Pass the queries as a measure: `gamma(mu, pf.Measure(x))`."
+            )
+        return self.answer(mu, x, t, queries)
+
+    def at(self, mu: Measure) -> At:
+        r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls with one context."""
+        return At(self, mu)
+
+    def push(self, mu: Measure) -> Measure:
+        r"""The map between measures $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$."""
+        self._check(mu, mu.atoms, mu.times)
+        return self.advance(mu)
+
+    def __matmul__(self, first: InContextMap) -> Compose:
+        r"""Composition: `(gamma2 @ gamma1)` applies `gamma1` first."""
+        return Compose(first, self)
+
+    def _check(self, mu: Measure, x: Tensor, t: Tensor | None) -> None:
+        """Shapes, dtypes, devices; values only of times that a user gave."""
+        if not isinstance(mu, Measure):
+            raise TypeError(
+                f"The context must be a Measure, got {type(mu).__name__}. "
+                "Tokens become one with `pf.Measure(tokens)`."
+            )
+        check_context(mu, x, (self.dim, self.context_dim))
+        check_parameters(self, mu.atoms)
+        if t is not None and t is not mu.times:
+            self._check_times(mu, x, t)
+
+    def _check_times(self, mu: Measure, x: Tensor, t: Tensor) -> None:
+        check_shape("t", t, x.shape[:-1], "One time per query.")
+        if mu.times is None:
+            raise ValueError(
+                "Queries have times but the context has none. Build it with "
+                "`pf.Measure(atoms, times=...)`."
+            )
+        reads = any(m.causal for m in self.modules() if isinstance(m, InContextMap))
+        if reads and not holds((t.amin(-1) >= mu.times.amin(-1)).all()):
+            raise ValueError(
+                "A query earlier than every token of its context attends to nothing: the earliest "
+                f"query is at time {t.min().item():g}, the context begins at "
+                f"{mu.times.amin(-1).max().item():g}. Give the context a token at or before it."
+            )
+
+
+class Conditioned(InContextMap, ABC):
+    """An in-context map whose author writes `condition` instead of `evaluate`."""
+
+    @abstractmethod
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """Do the context's work, return the map of points and times."""
+
+    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+        """Condition on the context and ask once, without times."""
+        return self.answer(mu, x, None)
+
+
+class At(Transport):
+    r"""The map $\Gamma(\mu,\cdot)$; the context's work is done once, when first needed."""
+
+    def __init__(self, gamma: InContextMap, mu: Measure):
+        self.gamma, self.mu = gamma, mu
+        self._answer: Answer | None = None
+
+    def __call__(self, x: Queries | Measure, t: Times | None = None) -> Queries:
+        """As `gamma(mu, x, t)`."""
+        if isinstance(x, Measure) or self.gamma.paired:
+            return self.gamma(self.mu, x, t)
+        self.gamma._check(self.mu, x, t)
+        if self._answer is None:
+            self._answer = self.gamma.condition(self.mu)
+        return self._answer(x, t)
+
+    def transport(self, mu: Measure) -> Measure:
+        """Move a measure; the context itself goes through each layer once."""
+        if mu is self.mu:
+            return self.gamma.push(mu)
+        return mu.moved(self(mu) if self.gamma.paired else self(mu.atoms, mu.times))
+
+
+class Pointwise(InContextMap):
+    """A map of points alone, such as an MLP or a LayerNorm.
+
+    Args:
+        f: a module or function of points `(..., m, d)`.
+
+    Example:
+        >>> pf.Pointwise(torch.tanh).push(pf.Measure(torch.zeros(3, 2))).mean()
+        tensor([0., 0.])
+    """
+
+    def __init__(self, f: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.f = f
+
+    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+        """Ignore the context."""
+        return self.f(x)
+
+
+class MLP(InContextMap):
+    r"""Two layers on each point, $F(x)=\varsigma x+A_2\,\sigma(A_1x+b_1)+b_2$, eq. (55).
+
+    Args:
+        dim: dimension of the points.
+        hidden: width of the hidden layer.
+        out_dim: dimension of the images, `dim` by default.
+        skip: whether $\varsigma=1$.
+        activation: $\sigma$, GELU by default.
+
+    Example:
+        >>> pf.MLP(2, 16).push(pf.Measure(torch.randn(5, 2))).dim
+        2
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        *,
+        out_dim: int | None = None,
+        skip: bool = False,
+        activation: Callable[[Tensor], Tensor] | None = None,
+    ):
+        super().__init__()
+        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim or dim
+        if skip and self.out_dim != dim:
+            raise ValueError(f"A skip needs out_dim = dim, got {self.out_dim} and {dim}.")
+        self.A1, self.A2 = nn.Linear(dim, hidden), nn.Linear(hidden, self.out_dim)
+        self.activation = nn.GELU() if activation is None else activation
+        self.skip = skip
+
+    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+        """Ignore the context."""
+        y = self.A2(self.activation(self.A1(x)))
+        return x + y if self.skip else y
+
+
+class Residual(Conditioned):
+    r"""The step $x+h\,\Gamma(\mu,x)$, eq. (20): a residual connection, or one step of Euler.
+
+    Args:
+        gamma: the map $\Gamma$, from a space into itself.
+        step: $h$.
+
+    Example:
+        >>> halve = pf.Residual(pf.Pointwise(lambda x: -x), step=0.5)
+        >>> halve.push(pf.Measure(torch.ones(1, 1))).atoms
+        tensor([[0.5000]])
+    """
+
+    def __init__(self, gamma: InContextMap, *, step: float = 1.0):
+        super().__init__()
+        self.gamma, self.step = gamma, step
+        self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
+        self.paired = gamma.paired
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """The inner map does the context's work."""
+        inner = self.gamma.condition(mu, queries)
+        return lambda x, t: x + self.step * inner(x, t)
+
+
+class Compose(Conditioned):
+    r"""The composition $\Gamma_L\diamond\dots\diamond\Gamma_1$ of eq. (8), first map first.
+
+    $$(\Gamma_2\diamond\Gamma_1)(\mu,x)=\Gamma_2\bigl(\Gamma_1(\mu,\cdot)_\sharp\mu,\
+      \Gamma_1(\mu,x)\bigr).$$
+
+    Its push-forward is the iterated push-forward, each layer evaluated once. Queries that ride
+    along share each layer's context work and never change a bit of the atoms.
+
+    Example:
+        >>> double = pf.Pointwise(lambda x: 2 * x)
+        >>> pf.Compose(double, pf.Residual(double)).push(pf.Measure(torch.ones(1, 1))).atoms
+        tensor([[6.]])
+    """
+
+    def __init__(self, *maps: InContextMap):
+        super().__init__()
+        if not maps:
+            raise ValueError("A composition needs at least one map, got none.")
+        for before, after in zip(maps, maps[1:], strict=False):
+            if None not in (before.out_dim, after.dim) and before.out_dim != after.dim:
+                raise ValueError(
+                    f"Maps do not fit: {type(before).__name__} ends in R^{before.out_dim}, "
+                    f"{type(after).__name__} begins in R^{after.dim}."
+                )
+        self.maps = nn.ModuleList(maps)
+        self.dim, self.context_dim = maps[0].dim, maps[0].context_dim
+        self.out_dim = maps[-1].out_dim
+        self.paired = any(gamma.paired for gamma in maps)
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """Push the context through, and keep each layer's work for the queries to come."""
+        stages = list(self._stages(mu, queries))
+        return lambda x, t: _walk(stages, x, t)
+
+    def answer(
+        self, mu: Measure, x: Tensor, t: Tensor | None, queries: Measure | None = None
+    ) -> Tensor:
+        """Move queries and context together; only one layer's work is kept at a time."""
+        return _walk(self._stages(mu, queries), x, t)
+
+    def advance(self, mu: Measure) -> Measure:
+        """Push through each layer once."""
+        for gamma in self:
+            mu = gamma.advance(mu)
+        return mu
+
+    def __iter__(self) -> Iterator[InContextMap]:
+        """The maps, first map first."""
+        return cast(Iterator[InContextMap], iter(self.maps))
+
+    def __len__(self) -> int:
+        """Number of maps."""
+        return len(self.maps)
+
+    def _stages(self, mu: Measure, queries: Measure | None) -> Iterator[Answer]:
+        """Each layer's map of points, its context being what the layers before made of `mu`."""
+        for place, gamma in enumerate(self, start=1):
+            own = gamma.condition(mu)
+            asked = own if queries is None else gamma.condition(mu, queries)
+            yield asked
+            if place < len(self):
+                mu = mu.moved(own(mu.atoms, mu.times))
+                if queries is not None:
+                    queries = queries.moved(asked(queries.atoms, queries.times))
+
+
+def _walk(stages: Iterable[Answer], x: Tensor, t: Tensor | None) -> Tensor:
+    for stage in stages:
+        x = stage(x, t)
+    return x
+
+
+def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
+    r"""The map between measures of a sequence model $F$, $f\circ\iota=\iota\circ F$.
+
+    A sequence has equal weights, so measures must have them too; total mass is kept. Atoms of zero
+    mass are not shown to the model, and each measure of a batch is shown alone.
+
+    Args:
+        model: maps `(n, d)` tokens to `(n, e)` tokens.
+
+    Example:
+        >>> f = pf.from_sequence_model(lambda tokens: tokens - tokens.mean(0))
+        >>> f(pf.Measure(torch.tensor([[1.0], [3.0]]))).atoms.flatten()
+        tensor([-1.,  1.])
+    """
+
+    def f(mu: Measure) -> Measure:
+        if mu.batch_shape:
+            return Measure.stack([f(m) for m in mu])
+        mu = mu.strip()
+        tokens, logs = mu.atoms, mu.log_weights
+        spread = (logs.max() - logs.min()).detach()
+        if not holds(spread <= 1e-5):
+            raise ValueError(
+                "A sequence model sees equal weights only, got weights that differ by a factor of "
+                f"{spread.exp().item():g}. Draw equal ones with `mu.sample(n)`."
+            )
+        images = model(tokens)
+        check_floating("model(tokens)", images, "(n, e)", 2)
+        check_shape("model(tokens)", images, (len(tokens), images.shape[-1]), "One per token.")
+        return Measure(images, log_weights=logs, times=mu.times)
+
+    return f

@@ -1,0 +1,142 @@
+r"""The two reductions the library is built on; tensors in, tensors out.
+
+$$\text{log\_integral}(q,k,b)_i=\log\sum_j e^{\langle q_i,k_j\rangle+b_j},\qquad
+  \text{average}(q,k,v,b)_i=\frac{\sum_j v_j\,e^{\langle q_i,k_j\rangle+b_j}}
+                                 {\sum_j e^{\langle q_i,k_j\rangle+b_j}}.$$
+
+A measure enters as log-weights inside the bias $b$, so a weighted, duplicated or padded atom needs
+no special case: $b_j=-\infty$ is an atom without mass, and neither its key nor its value is ever
+seen. Where a query sees nothing, `log_integral` is $-\infty$, `average` is 0, all gradients are 0.
+
+Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever the other dtypes.
+`impl` picks an implementation of the same mathematics and never falls back; `None` chooses by
+size.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from types import ModuleType
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from .._checks import HALF, check_reduction
+from . import reference, streamed
+
+Impl = Literal["reference", "streamed"]
+
+SMALL = {"cpu": 1 << 16, "cuda": 1 << 22}
+"""Up to so many pairs of query and atom the dense reference is at least as fast as streaming."""
+
+Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
+r"""Times of queries and of atoms: a query at time $t$ sees the atoms at times $s\le t$."""
+
+
+def log_integral(
+    q: Float[Tensor, "*#b m k"],
+    k: Float[Tensor, "*#b n k"],
+    bias: Float[Tensor, "*#b n"],
+    *,
+    times: Clock | None = None,
+    impl: Impl | None = None,
+    guard: bool = True,
+) -> Float[Tensor, "*b m"]:
+    r"""The log-integral $\log\int e^{\langle q_i,k(y)\rangle}\,d\mu(y)$, $b=\log$ of the weights.
+
+    Args:
+        q: queries.
+        k: keys, one per atom.
+        bias: $b_j$, float32 or better; $-\infty$ removes the atom.
+        times: of queries and of atoms, for causal masking.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
+        guard: whether atoms without mass may hold NaN or inf, and queries may see nothing. Those
+            who know better, as the layers on measures do, save the time.
+
+    Returns:
+        One number per query, in the bias's dtype or better; $-\infty$ where nothing is seen.
+
+    Example:
+        >>> q, k = torch.zeros(1, 2), torch.randn(4, 2)
+        >>> pf.ops.log_integral(q, k, torch.full((4,), 0.25).log())
+        tensor([0.])
+    """
+    check_reduction(q, k, None, bias, times)
+    q, k, bias = _widen(q, k, bias)
+    with _full_precision(q):
+        return _implementation(impl or _choose(q, k)).log_integral(q, k, bias, times, guard)
+
+
+def average(
+    q: Float[Tensor, "*#b m k"],
+    k: Float[Tensor, "*#b n k"],
+    v: Float[Tensor, "*#b n e"],
+    bias: Float[Tensor, "*#b n"],
+    *,
+    times: Clock | None = None,
+    impl: Impl | None = None,
+    guard: bool = True,
+) -> Float[Tensor, "*b m e"]:
+    r"""The mean $\int v\,d\pi_i$ under $\pi_i(dy)\propto e^{\langle q_i,k(y)\rangle}\mu(dy)$.
+
+    Args:
+        q: queries.
+        k: keys, one per atom.
+        v: values, one per atom.
+        bias: $b_j$, float32 or better; $-\infty$ removes the atom.
+        times: of queries and of atoms, for causal masking.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
+        guard: whether atoms without mass may hold NaN or inf, and queries may see nothing. Those
+            who know better, as the layers on measures do, save the time.
+
+    Returns:
+        One value per query, in the dtype of `v`; 0 where nothing is seen.
+
+    Example:
+        >>> q, k, v = torch.zeros(1, 2), torch.randn(2, 2), torch.tensor([[0.0], [8.0]])
+        >>> pf.ops.average(q, k, v, torch.tensor([0.25, 0.75]).log())
+        tensor([[6.0000]])
+    """
+    check_reduction(q, k, v, bias, times)
+    kept = v.dtype
+    q, k, bias, v = _widen(q, k, bias, v)
+    with _full_precision(q):
+        out = _implementation(impl or _choose(q, k)).average(q, k, v, bias, times, guard)
+    return out.to(kept)
+
+
+def _choose(q: Tensor, k: Tensor) -> Impl:
+    """Dense while the pairs are few."""
+    pairs = max(prod(q.shape[:-2]), prod(k.shape[:-2])) * q.shape[-2] * k.shape[-2]
+    few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
+    return "reference" if pairs <= few else "streamed"
+
+
+def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Bring all to the widest of their dtypes, and no score to half precision."""
+    dtype = tensors[0].dtype
+    if dtype not in HALF and all(t.dtype == dtype for t in tensors):
+        return tensors
+    dtype = torch.float32
+    for t in tensors:
+        dtype = torch.promote_types(dtype, t.dtype)
+    return tuple(t.to(dtype) for t in tensors)
+
+
+def _full_precision(q: Tensor) -> AbstractContextManager:
+    """Keep autocast away from the scores: in half precision the log-weights would be rounded."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
+
+
+def _implementation(impl: str) -> ModuleType:
+    match impl:
+        case "reference":
+            return reference
+        case "streamed":
+            return streamed
+    raise ValueError(f"`impl` must be 'reference', 'streamed' or None, got {impl!r}.")

@@ -1,0 +1,160 @@
+"""Transformers: compositions of residual attention and MLPs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import nn
+
+from . import ops
+from .affinities import Affinity
+from .attention import Attention, Causal
+from .maps import MLP, Compose, InContextMap, Pointwise, Residual
+from .normalisers import Normaliser
+
+
+class Norm(ABC):
+    """How a layer becomes residual, and where a LayerNorm stands in it."""
+
+    @abstractmethod
+    def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
+        r"""The residual layer of $\Gamma$ on $\mathbb R^d$ with its LayerNorm."""
+
+
+@dataclass(frozen=True)
+class PreNorm(Norm):
+    r"""$x+h\,\Gamma(\nu_\sharp\mu,\nu(x))$ with $\nu$ a LayerNorm.
+
+    Args:
+        eps: inside the square root of the LayerNorm.
+    """
+
+    eps: float = 1e-5
+
+    def wrap(self, gamma, dim, step):
+        """Normalise what the map sees."""
+        return Residual(Compose(Pointwise(nn.LayerNorm(dim, self.eps)), gamma), step=step)
+
+
+@dataclass(frozen=True)
+class PostNorm(Norm):
+    r"""$\nu(x+h\,\Gamma(\mu,x))$ with $\nu$ a LayerNorm.
+
+    Args:
+        eps: inside the square root of the LayerNorm.
+    """
+
+    eps: float = 1e-5
+
+    def wrap(self, gamma, dim, step):
+        """Normalise what comes out."""
+        return Compose(Residual(gamma, step=step), Pointwise(nn.LayerNorm(dim, self.eps)))
+
+
+class Transformer(Compose):
+    r"""The transformer on measures.
+
+    $$F_{\xi_L}\diamond\Gamma_{\theta_L}\diamond\dots\diamond F_{\xi_1}\diamond\Gamma_{\theta_1}.$$
+
+    Each block is residual attention, then a residual MLP. With `step=1/depth` each sub-layer moves
+    by $1/L$, and as $L\to\infty$ the network tends to the flow of the field $\mathcal A+H$,
+    attention plus MLP (Lie splitting).
+
+    Args:
+        dim: dimension of the points.
+        depth: number of blocks $L$.
+        heads: attention heads per block.
+        hidden: width of the MLPs, four times the token dimension by default.
+        width: dimension of the tokens inside, `dim` by default; if given, a linear embedding comes
+            first and a linear read-out last.
+        out_dim: dimension of the images, `dim` by default; if given, a linear read-out comes last.
+        head_dim: dimension of each head, the token dimension by default.
+        step: factor of every residual branch.
+        norm: `PreNorm()`, `PostNorm()` or None.
+        affinity: as in `Attention`.
+        normaliser: as in `Attention`.
+        mask: as in `Attention`.
+        impl: as in `Attention`.
+
+    Example:
+        >>> model = pf.Transformer(2, depth=4, heads=4, hidden=64)
+        >>> model.push(pf.Measure(torch.randn(100, 2)))
+        Measure(100 atoms in R^2, float32, cpu)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        depth: int,
+        heads: int = 1,
+        hidden: int | None = None,
+        width: int | None = None,
+        out_dim: int | None = None,
+        head_dim: int | None = None,
+        step: float = 1.0,
+        norm: Norm | None = None,
+        affinity: Affinity | None = None,
+        normaliser: Normaliser | None = None,
+        mask: Causal | None = None,
+        impl: ops.Impl | None = None,
+    ):
+        if depth < 1:
+            raise ValueError(f"`depth` must be at least 1, got {depth}.")
+        inner = width or dim
+        layers: list[InContextMap] = []
+        if width is not None:
+            layers.append(Linear(dim, inner))
+        for _ in range(depth):
+            attention = Attention(
+                inner,
+                heads=heads,
+                head_dim=head_dim,
+                affinity=affinity,
+                normaliser=normaliser,
+                mask=mask,
+                impl=impl,
+            )
+            for gamma in (attention, MLP(inner, hidden or 4 * inner)):
+                if norm is None:
+                    layers.append(Residual(gamma, step=step))
+                else:
+                    layers.append(norm.wrap(gamma, inner, step))
+        if width is not None or out_dim is not None:
+            layers.append(Linear(inner, out_dim or dim))
+        super().__init__(*layers)
+
+    @classmethod
+    def universal(
+        cls, dim: int, out_dim: int, *, depth: int, hidden: int | None = None
+    ) -> Transformer:
+        r"""The architecture of the universality theorem.
+
+        Tokens of dimension $d+3d'$ and $d'$ heads of dimension 1 suffice to approximate any
+        continuous $\Gamma:\mathcal P(\Omega)\times\Omega\to\mathbb R^{d'}$ on a compact set,
+        whatever the accuracy and the number of tokens; only depth and MLP width grow
+        (Furuya, de Hoop, Peyre: Transformers are universal in-context learners, Theorem 1).
+
+        Example:
+            >>> model = pf.Transformer.universal(2, 1, depth=3)
+            >>> model.push(pf.Measure(torch.randn(7, 2))).dim
+            1
+        """
+        return cls(
+            dim,
+            depth=depth,
+            heads=out_dim,
+            hidden=hidden,
+            width=dim + 3 * out_dim,
+            out_dim=out_dim,
+            head_dim=1,
+        )
+
+
+class Linear(Pointwise):
+    """An affine map of points, for embedding and read-out."""
+
+    def __init__(self, dim: int, out_dim: int):
+        super().__init__(nn.Linear(dim, out_dim))
+        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
