@@ -18,3 +18,6 @@ Times = Num[Tensor, "*b n"]
 
 Queries = Float[Tensor, "*q m d"]
 """Points at which an in-context map is evaluated; their batch broadcasts with the context's."""
+
+Images = Float[Tensor, "*o m e"]
+"""What an in-context map makes of queries: one point for each, perhaps in another space."""

@@ -104,20 +104,20 @@ class Scores:
     def between(
         cls,
         affinity: Affinity,
-        q: Float[Tensor, "*b m k"],
-        k: Float[Tensor, "*b n k"],
-        log_weights: Float[Tensor, "*b n"],
+        q: Float[Tensor, "*#b m k"],
+        k: Float[Tensor, "*#b n k"],
+        log_weights: Float[Tensor, "*#b n"],
         impl: ops.Impl | None = None,
     ) -> Scores:
         """Score every point of `q` against every point of `k`, without forming the matrix."""
         origin = affinity.origin(k, log_weights)
         return cls(affinity.queries(q, origin), affinity.keys(k, origin), impl)
 
-    def over_keys(self, bias: Float[Tensor, "*b n"]) -> Float[Tensor, "*b m"]:
+    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
         r"""$\log\sum_je^{A(q_i,k_j)+b_j}$, a function of the queries."""
         return _log_integral(self.rows, self.columns, bias, self.impl)
 
-    def over_queries(self, bias: Float[Tensor, "*b m"]) -> Float[Tensor, "*b n"]:
+    def over_queries(self, bias: Float[Tensor, "*#b m"]) -> Float[Tensor, "*o n"]:
         r"""$\log\sum_ie^{A(q_i,k_j)+b_i}$, a function of the keys."""
         return _log_integral(self.columns, self.rows, bias, self.impl)
 

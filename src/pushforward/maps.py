@@ -9,9 +9,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from ._checks import check_context, check_floating, check_parameters, check_shape, holds
-from ._types import Queries, Times
+from ._types import Images, Queries, Times
 from .measures import Measure, MeasureMap, Transport
-
 
 Answer = Callable[[Tensor, Tensor | None], Tensor]
 r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
@@ -44,7 +43,7 @@ class InContextMap(nn.Module, ABC):
     """Whether queries must come as a `Measure`."""
 
     @abstractmethod
-    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
         r"""$\Gamma(\mu,x)$ at points `x`, `(..., m, d)`, whose shape, dtype and device fit."""
 
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
@@ -65,7 +64,7 @@ class InContextMap(nn.Module, ABC):
         """The push-forward, unchecked."""
         return mu.moved(self.condition(mu)(mu.atoms, mu.times))
 
-    def forward(self, mu: Measure, x: Queries | Measure, t: Times | None = None) -> Queries:
+    def forward(self, mu: Measure, x: Queries | Measure, t: Times | None = None) -> Images:
         r"""$\Gamma(\mu,x)$ at any queries, atoms of `mu` or not.
 
         Args:
@@ -134,7 +133,7 @@ class Conditioned(InContextMap, ABC):
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """Do the context's work, return the map of points and times."""
 
-    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
         """Condition on the context and ask once, without times."""
         return self.answer(mu, x, None)
 
@@ -146,7 +145,7 @@ class At(Transport):
         self.gamma, self.mu = gamma, mu
         self._answer: Answer | None = None
 
-    def __call__(self, x: Queries | Measure, t: Times | None = None) -> Queries:
+    def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:
         """As `gamma(mu, x, t)`."""
         if isinstance(x, Measure) or self.gamma.paired:
             return self.gamma(self.mu, x, t)
@@ -177,7 +176,7 @@ class Pointwise(InContextMap):
         super().__init__()
         self.f = f
 
-    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
         """Ignore the context."""
         return self.f(x)
 
@@ -214,7 +213,7 @@ class MLP(InContextMap):
         self.activation = nn.GELU() if activation is None else activation
         self.skip = skip
 
-    def evaluate(self, mu: Measure, x: Queries) -> Queries:
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
         """Ignore the context."""
         y = self.A2(self.activation(self.A1(x)))
         return x + y if self.skip else y

@@ -328,12 +328,18 @@ class Measure:
 
     def mean(self) -> Float[Tensor, "*b d"]:
         r"""The barycentre $\int x\,d\mu/\mu(\mathbb R^d)$."""
-        return (self.log_weights.softmax(-1)[..., None] * self.atoms).sum(-2)
+        return (self._shares() * self.atoms).sum(-2).to(self.atoms.dtype)
 
     def covariance(self) -> Float[Tensor, "*b d d"]:
         r"""The covariance $\int(x-m)(x-m)^\top d\mu/\mu(\mathbb R^d)$ about the barycentre."""
         centred = self.atoms - self.mean()[..., None, :]
-        return (self.log_weights.softmax(-1)[..., None] * centred).mT @ centred
+        return ((self._shares() * centred).mT @ centred.to(self.log_weights.dtype)).to(
+            self.atoms.dtype
+        )
+
+    def _shares(self) -> Tensor:
+        """Weights of the normalised measure, `(..., n, 1)`."""
+        return self.log_weights.softmax(-1)[..., None]
 
     def normalise(self) -> Measure:
         """The same measure scaled to mass one."""

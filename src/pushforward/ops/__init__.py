@@ -16,7 +16,7 @@ size.
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from types import ModuleType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Num
@@ -26,6 +26,8 @@ from .._checks import HALF, check_reduction
 from . import reference, streamed
 
 Impl = Literal["reference", "streamed"]
+IMPLS: tuple[Impl, ...] = get_args(Impl)
+"""All implementations."""
 
 SMALL = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Up to so many pairs of query and atom the dense reference is at least as fast as streaming."""
@@ -139,4 +141,4 @@ def _implementation(impl: str) -> ModuleType:
             return reference
         case "streamed":
             return streamed
-    raise ValueError(f"`impl` must be 'reference', 'streamed' or None, got {impl!r}.")
+    raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")

@@ -1,0 +1,68 @@
+"""What the tests are run on: every kind of map, and measures of every kind."""
+
+import torch
+
+import pushforward as pf
+
+
+class Drift(pf.InContextMap):
+    """What a user writes: a subclass with `evaluate` alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.tensor(0.3))
+
+    def evaluate(self, mu, x):
+        return x + self.rate * (mu.mean()[..., None, :] - x).tanh()
+
+
+def attention(impl, **options):
+    return pf.Attention(2, heads=2, head_dim=3, impl=impl, **options)
+
+
+def transformer(impl, **options):
+    return pf.Transformer(2, depth=2, heads=2, hidden=5, impl=impl, **options)
+
+
+ATTENTIVE = {
+    "softmax": lambda impl: attention(impl),
+    "sinkhorn": lambda impl: attention(impl, normaliser=pf.Sinkhorn(4)),
+    "squared distance": lambda impl: attention(impl, affinity=pf.SquaredDistance(1.5)),
+    "squared distance, sinkhorn": lambda impl: attention(
+        impl, affinity=pf.SquaredDistance(1.5), normaliser=pf.Sinkhorn(4)
+    ),
+    "causal": lambda impl: attention(impl, mask=pf.Causal()),
+    "residual": lambda impl: pf.Residual(attention(impl), step=0.7),
+    "composition": lambda impl: attention(impl) @ pf.MLP(2, 6, skip=True) @ attention(impl),
+    "transformer": lambda impl: transformer(impl, step=0.5),
+    "pre-norm": lambda impl: transformer(impl, norm=pf.PreNorm()),
+    "post-norm, causal": lambda impl: transformer(impl, norm=pf.PostNorm(), mask=pf.Causal()),
+    "wide": lambda impl: transformer(impl, width=4, out_dim=3),
+}
+PLAIN = {
+    "mlp": lambda impl: pf.MLP(2, 6),
+    "mlp with skip": lambda impl: pf.MLP(2, 6, skip=True, activation=torch.tanh),
+    "pointwise": lambda impl: pf.Pointwise(torch.nn.Linear(2, 3)),
+    "a user's map": lambda impl: Drift(),
+    "a user's map, composed": lambda impl: pf.Compose(Drift(), pf.MLP(2, 4), Drift()),
+}
+MAPS = [(name, make, impl) for name, make in ATTENTIVE.items() for impl in pf.ops.IMPLS]
+MAPS += [(name, make, None) for name, make in PLAIN.items()]
+IDS = [name if impl is None else f"{name}, {impl}" for name, _, impl in MAPS]
+
+
+def measure(n=6, d=2, mass=1.7):
+    """Random atoms, weights over three orders of magnitude, times with ties."""
+    weights = (2.0 * torch.randn(n)).softmax(0) * mass
+    return pf.Measure(torch.randn(n, d), weights, times=torch.arange(n) // 2 / 3)
+
+
+def queries(m=4, d=2):
+    """Points that are no atoms, and times at which they see at least one."""
+    return torch.randn(m, d), torch.linspace(0, 1, m)
+
+
+def worst(a, b):
+    """Largest difference of two tensors or of the atoms of two measures."""
+    a, b = (t.atoms if isinstance(t, pf.Measure) else t for t in (a, b))
+    return (a - b).abs().max().item()

@@ -1,0 +1,199 @@
+"""The two reductions: the reference against the mathematics, the others against the reference."""
+
+import math
+
+import pytest
+import torch
+
+from pushforward import ops
+
+SIZES = [1, 63, 1000]
+
+
+def inputs(m, n, dtype=torch.float64, *, timed=False):
+    """Two batches, three heads; a third of the atoms of one batch has no mass, and garbage."""
+    q, k, v = torch.randn(2, 3, m, 5), torch.randn(2, 3, n, 5), torch.randn(2, 3, n, 4)
+    bias = torch.randn(2, 1, n)
+    if n > 1:
+        bias[0, :, ::3] = -torch.inf
+        k[0, :, ::3], v[0, :, ::3] = torch.nan, torch.inf
+    times = (torch.rand(2, 1, m), 0.1 + torch.rand(2, 1, n)) if timed else None
+    return [t.to(dtype) for t in (q, k, v, bias)], times
+
+
+def run(op, tensors, times, impl, grad):
+    """The result and the gradients in everything, minus infinity counting as 0."""
+    tensors = [t.clone().requires_grad_() for t in tensors]
+    args = tensors if op == "average" else [tensors[0], tensors[1], tensors[3]]
+    out = getattr(ops, op)(*args, times=times, impl=impl)
+    shown = out.masked_fill(out == -torch.inf, 0)
+    return [out.detach(), *torch.autograd.grad(shown, args, grad[: out.numel()].view_as(out))]
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("op", ["log_integral", "average"])
+def test_streamed_is_the_reference_in_float64(op, m, n, timed):
+    tensors, times = inputs(m, n, timed=timed)
+    grad = torch.randn(2 * 3 * m * 4)
+    pairs = zip(
+        run(op, tensors, times, "streamed", grad),
+        run(op, tensors, times, "reference", grad),
+        strict=True,
+    )
+    for got, expected in pairs:
+        assert got.shape == expected.shape
+        both = expected.isneginf()
+        assert torch.equal(got.isneginf(), both)
+        assert (got - expected).masked_fill(both, 0).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (63, 1000), (1000, 63), (1000, 1000)])
+@pytest.mark.parametrize("op", ["log_integral", "average"])
+def test_streamed_float32_is_as_good_as_dense_float32(op, m, n, timed):
+    """At most twice the error of the float32 reference, both against float64.
+
+    Besides, a matrix product sums its terms one by one, where the reference sums in pairs: a random
+    walk of max(m, n) roundings is allowed for.
+    """
+    tensors, times = inputs(m, n, torch.float32, timed=timed)
+    grad = torch.randn(2 * 3 * m * 4)
+    exact = run(op, [t.double() for t in tensors], times, "reference", grad)
+    dense = run(op, tensors, times, "reference", grad.float())
+    fast = run(op, tensors, times, "streamed", grad.float())
+    for e, d, f in zip(exact, dense, fast, strict=True):
+        hidden = e.isneginf()
+        error = lambda t: (t.double() - e).masked_fill(hidden, 0).norm()  # noqa: B023
+        size = e.masked_fill(hidden, 0).norm()
+        walk = max(m, n) ** 0.5 * torch.finfo(torch.float32).eps / 2
+        assert error(f) <= 2 * error(d) + walk * size
+
+
+@pytest.mark.parametrize("impl", ops.IMPLS)
+class TestDefinition:
+    def test_against_loops(self, impl):
+        """By the formula, one query and one atom at a time."""
+        (q, k, v, bias), (asked, told) = inputs(3, 4, timed=True)
+        bias, (asked, told) = torch.randn(2, 1, 4), (asked + 0.3, told)
+        k, v = torch.randn_like(k), torch.randn_like(v)
+        log_z = ops.log_integral(q, k, bias, times=(asked, told), impl=impl)
+        mean = ops.average(q, k, v, bias, times=(asked, told), impl=impl)
+        for b in range(2):
+            for h in range(3):
+                for i in range(3):
+                    total, moment = 0.0, torch.zeros(4)
+                    for j in range(4):
+                        if told[b, 0, j] <= asked[b, 0, i]:
+                            mass = (q[b, h, i] @ k[b, h, j] + bias[b, 0, j]).exp()
+                            total, moment = total + mass, moment + mass * v[b, h, j]
+                    if total == 0:
+                        assert log_z[b, h, i] == -torch.inf
+                        assert mean[b, h, i].eq(0).all()
+                    else:
+                        assert (log_z[b, h, i] - total.log()).abs() < 1e-13
+                        assert (mean[b, h, i] - moment / total).abs().max() < 1e-13
+
+    def test_ties_are_seen(self, impl):
+        q, k, v = torch.zeros(1, 1), torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [4.0]])
+        times = torch.tensor([1]), torch.tensor([0, 1, 2])
+        assert ops.average(q, k, v, torch.zeros(3), times=times, impl=impl).item() == 1.5
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("n", [0, 3])
+    def test_nothing_to_see(self, impl, n, dtype):
+        q, k, v = (torch.randn(s, 2, dtype=dtype).requires_grad_() for s in (4, n, n))
+        bias = torch.full((n,), -torch.inf, dtype=dtype).requires_grad_()
+        log_z = ops.log_integral(q, k, bias, impl=impl)
+        mean = ops.average(q, k, v, bias, impl=impl)
+        assert log_z.isneginf().all() and mean.eq(0).all()
+        for out in (log_z.exp(), mean):
+            for g in torch.autograd.grad(out.sum(), (q, k, v, bias), allow_unused=True):
+                assert g is None or g.eq(0).all()
+
+    def test_a_query_before_all_atoms(self, impl):
+        q, k, v = (torch.randn(3, 2).requires_grad_() for _ in range(3))
+        bias = torch.zeros(3, requires_grad=True)
+        times = torch.tensor([-1.0, 0.0, 1.0]), torch.zeros(3)
+        log_z = ops.log_integral(q, k, bias, times=times, impl=impl)
+        mean = ops.average(q, k, v, bias, times=times, impl=impl)
+        assert log_z[0] == -torch.inf and mean[0].eq(0).all()
+        grads = torch.autograd.grad(log_z.exp().sum() + mean.sum(), (q, k, v, bias))
+        assert all(g.isfinite().all() for g in grads)
+        assert grads[0][0].eq(0).all()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_extremes(self, impl, dtype):
+        """Logits of 1e4, weights of 1e-300, one atom, one dimension: finite and right."""
+        q, k = torch.tensor([[100.0], [-100.0]], dtype=dtype), torch.tensor([[100.0]], dtype=dtype)
+        tiny = torch.tensor([math.log(1e-300)], dtype=dtype)
+        q.requires_grad_(), k.requires_grad_(), tiny.requires_grad_()
+        log_z = ops.log_integral(q, k, tiny, impl=impl)
+        expected = torch.tensor([1e4, -1e4], dtype=dtype) + tiny.detach()
+        assert torch.allclose(log_z, expected, rtol=torch.finfo(dtype).eps, atol=0)
+        mean = ops.average(q, k, k, tiny, impl=impl)
+        assert torch.equal(mean, torch.full_like(mean, 100.0))
+        for g in torch.autograd.grad(log_z.sum() + mean.sum(), (q, k, tiny)):
+            assert g.isfinite().all()
+
+    def test_large_logits_select(self, impl):
+        q, k = torch.tensor([[1.0]]), torch.tensor([[-1e4], [1e4], [0.0]])
+        v = torch.tensor([[1.0], [2.0], [3.0]])
+        assert ops.average(q, k, v, torch.zeros(3), impl=impl).item() == 2.0
+
+    def test_half_precision_keeps_the_weights(self, impl):
+        """Weights 1 : 1.001 cannot be told apart in bf16 log-weights of size 700."""
+        q, k = torch.zeros(1, 2, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16)
+        v = torch.tensor([[0.0], [256.0]], dtype=torch.bfloat16)
+        bias = torch.tensor([0.0, math.log(1e-2)], dtype=torch.float32) - 700
+        bias.requires_grad_()
+        out = ops.average(q, k, v, bias, impl=impl)
+        assert out.dtype == torch.bfloat16
+        assert out.item() == pytest.approx(256 * 0.01 / 1.01, rel=2**-8)
+        assert torch.autograd.grad(out.sum(), bias)[0].dtype == torch.float32
+        assert ops.log_integral(q, k, bias, impl=impl).dtype == torch.float32
+
+    @pytest.mark.parametrize("wanted", range(1, 16))
+    def test_any_combination_of_gradients(self, impl, wanted):
+        tensors, times = inputs(5, 7, timed=True)
+        expected = run("average", tensors, times, "reference", torch.ones(2 * 3 * 5 * 4))[1:]
+        chosen = [wanted >> i & 1 for i in range(4)]
+        tensors = [t.clone().requires_grad_(bool(c)) for t, c in zip(tensors, chosen, strict=True)]
+        ops.average(*tensors, times=times, impl=impl).sum().backward()
+        for t, e, c in zip(tensors, expected, chosen, strict=True):
+            assert (t.grad - e).abs().max() < 1e-12 if c else t.grad is None
+
+    def test_autocast_leaves_the_scores_alone(self, impl, device):
+        q, k, v = (torch.randn(9, 3, dtype=torch.float32) for _ in range(3))
+        bias = torch.randn(9, dtype=torch.float32) - 300
+        expected = ops.average(q, k, v, bias, impl=impl)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            assert torch.equal(ops.average(q, k, v, bias, impl=impl), expected)
+
+
+def test_functional_transforms():
+    """`torch.func` works on the reference: Jacobians, batches of queries, of measures."""
+    q, k, bias = torch.randn(4, 2), torch.randn(5, 2), torch.randn(5)
+    f = lambda q, bias: ops.average(q, k, k, bias, impl="reference")
+    jacobian = torch.func.jacrev(f)(q, bias)
+    p = (q @ k.mT + bias).softmax(-1)
+    mean = p @ k
+    covariance = torch.einsum("mn,na,nb->mab", p, k, k) - mean[:, :, None] * mean[:, None, :]
+    for i in range(4):
+        assert (jacobian[i, :, i] - covariance[i]).abs().max() < 1e-13
+    biases = torch.stack([bias, -bias, torch.full_like(bias, -torch.inf)])
+    batched = torch.func.vmap(lambda b: f(q, b))(biases)
+    assert torch.equal(batched[2], torch.zeros(4, 2))
+    assert (batched[1] - f(q, -bias)).abs().max() < 1e-14
+
+
+def test_the_default_follows_the_size(monkeypatch):
+    asked = []
+    for name in ops.IMPLS:
+        module = getattr(ops, name)
+        answer = lambda q, *rest, name=name: asked.append(name) or q[:, 0]
+        monkeypatch.setattr(module, "log_integral", answer)
+    for n in (8, 3000):
+        ops.log_integral(torch.randn(n, 2), torch.randn(n, 2), torch.zeros(n))
+    assert asked == ["reference", "streamed"]
