@@ -55,8 +55,8 @@ def test_streamed_is_the_reference_in_float64(op, m, n, timed):
 def test_streamed_float32_is_as_good_as_dense_float32(op, m, n, timed):
     """At most twice the error of the float32 reference, both against float64.
 
-    Besides, a matrix product sums its terms one by one, where the reference sums in pairs: a random
-    walk of max(m, n) roundings is allowed for.
+    Besides, a matrix product sums its terms one by one, where the reference sums in pairs: a
+    random walk of max(m, n) roundings is allowed for.
     """
     tensors, times = inputs(m, n, torch.float32, timed=timed)
     grad = torch.randn(2 * 3 * m * 4)

@@ -100,7 +100,7 @@ class Attention(Conditioned):
 
     def _split(self, x: Tensor) -> Tensor:
         """`(..., n, heads * k)` to `(..., heads, n, k)`."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
 
     def extra_repr(self) -> str:
         """The choices that are no parameters."""

@@ -1,0 +1,158 @@
+"""Attention: heads, affinities, normalisers, masks, cross-attention."""
+
+import pytest
+import torch
+from cases import attention, measure, queries, transformer, worst
+
+import pushforward as pf
+
+
+def by_hand(gamma, mu, x, seen=None):
+    """Eq. (22), head by head, from plain tensors."""
+    out = torch.zeros(len(x), gamma.dim)
+    width = gamma.Q.out_features // gamma.heads
+    for h in range(gamma.heads):
+        part = slice(h * width, (h + 1) * width)
+        q, k = x @ gamma.Q.weight[part].mT, mu.atoms @ gamma.K.weight[part].mT
+        if isinstance(gamma.affinity, pf.Dot):
+            scores = q @ k.mT / width**0.5
+        else:
+            scores = -(q[:, None] - k[None]).square().sum(-1) / gamma.affinity.eps
+        p = scores.exp() * mu.weights
+        p = p if seen is None else p * seen
+        p = p / p.sum(-1, keepdim=True)
+        values = mu.atoms @ gamma.V.weight[part].mT
+        out = out + (p @ values) @ gamma.W.weight[:, part].mT
+    return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("affinity", [pf.Dot(), pf.SquaredDistance(0.7)])
+def test_softmax_attention_by_hand(affinity):
+    gamma = attention(None, affinity=affinity)
+    mu, (x, _) = measure(), queries()
+    assert worst(gamma(mu, x), by_hand(gamma, mu, x)) < 1e-14
+
+
+@torch.no_grad()
+def test_squared_distance_far_from_the_origin():
+    """Moving everything by 1e6 costs digits of the coordinates, not their squares."""
+    gamma = pf.Attention(2, affinity=pf.SquaredDistance(1.0))
+    for layer in (gamma.Q, gamma.K):
+        layer.weight.copy_(torch.eye(2))
+    mu, (x, _) = measure(), queries()
+    shift = 2.0**20
+    far = mu.push(lambda y: y + shift)
+    moved = gamma(far, x + shift) - gamma.W(gamma.V(torch.full((2,), shift)))
+    assert worst(moved, gamma(mu, x)) < 1e-8
+
+
+@torch.no_grad()
+def test_each_head_stays_in_the_convex_hull_of_its_values():
+    """In one dimension of values the hull is an interval."""
+    mu = measure(9)
+    gamma = pf.Attention(2, heads=3, head_dim=1, normaliser=pf.Sinkhorn(3))
+    for h in range(3):
+        gamma.W.weight.zero_()
+        gamma.W.weight[0, h] = 1
+        values = mu.atoms @ gamma.V.weight[h]
+        image = gamma(mu, 5 * torch.randn(50, 2))[:, 0]
+        assert image.min() >= values.min() - 1e-14 and image.max() <= values.max() + 1e-14
+
+
+@torch.no_grad()
+def test_zero_sinkhorn_steps_is_softmax():
+    a, b = attention(None, normaliser=pf.Sinkhorn(0)), attention(None)
+    b.load_state_dict(a.state_dict())
+    mu, (x, _) = measure(), queries()
+    assert torch.equal(a(mu, x), b(mu, x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("affinity", [pf.Dot(), pf.SquaredDistance(2.0)])
+def test_converged_sinkhorn_keeps_the_mean_of_the_values(affinity):
+    """Both marginals are mu: averaging the output over mu averages the values over mu."""
+    gamma = attention(None, affinity=affinity, normaliser=pf.Sinkhorn(500))
+    mu = measure()
+    expected = gamma.W(gamma.V(mu.mean()))
+    assert worst(gamma.push(mu).mean(), expected) < 1e-12
+
+
+@torch.no_grad()
+def test_sinkhorn_between_two_measures():
+    """Cross-attention: rows are the query measure, columns the context."""
+    gamma = pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(800))
+    mu, nu = measure(6, 3), measure(5, 2)
+    image = nu.moved(gamma(mu, nu))
+    assert worst(image.mean(), gamma.W(gamma.V(mu.mean()))) < 1e-12
+    assert torch.equal(image.atoms, nu.push(gamma.at(mu)).atoms)
+    with pytest.raises(ValueError, match="two measures"):
+        gamma(mu, nu.atoms)
+
+
+@torch.no_grad()
+def test_self_attention_sinkhorn_takes_a_query_measure_on_request():
+    gamma = attention(None, normaliser=pf.Sinkhorn(4))
+    mu, nu = measure(6), measure(5)
+    assert torch.equal(gamma(mu, mu), gamma.push(mu).atoms)
+    assert worst(gamma(mu, nu), gamma(mu, nu.atoms)) > 1e-4
+    deep = pf.Compose(gamma, gamma)
+    assert torch.equal(deep(mu, mu), deep.push(mu).atoms)
+
+
+@torch.no_grad()
+def test_cross_attention_with_softmax():
+    gamma = pf.Attention(2, heads=2, head_dim=3, context_dim=4)
+    mu, x = measure(6, 4), torch.randn(3, 2)
+    assert worst(gamma(mu, x), by_hand(gamma, mu, x)) < 1e-14
+    assert pf.Residual(gamma)(mu, x).shape == (3, 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+def test_causal_attention_by_hand(impl):
+    gamma = attention(impl, mask=pf.Causal())
+    mu, (x, t) = measure(), queries()
+    seen = (mu.times[None] <= t[:, None]).double()
+    assert worst(gamma(mu, x, t), by_hand(gamma, mu, x, seen)) < 1e-14
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+def test_earlier_outputs_do_not_depend_on_later_tokens(impl):
+    model = transformer(impl, mask=pf.Causal())
+    mu = measure(8)
+    changed = pf.Measure(
+        torch.where(mu.times[:, None] > 0.5, 9.0, mu.atoms), mu.weights, times=mu.times
+    )
+    early = mu.times <= 0.5
+    a, b = model.push(mu).atoms, model.push(changed).atoms
+    assert worst(a[early], b[early]) < 1e-14 and worst(a[~early], b[~early]) > 1e-2
+
+
+@torch.no_grad()
+def test_causal_with_all_times_equal_is_plain():
+    a, b = attention(None, mask=pf.Causal()), attention(None)
+    b.load_state_dict(a.state_dict())
+    mu = measure()
+    tied = pf.Measure(mu.atoms, mu.weights, times=torch.ones(6, dtype=torch.long))
+    assert worst(a.push(tied), b.push(mu)) < 1e-14
+
+
+@torch.no_grad()
+def test_integer_positions_are_times():
+    tokens = torch.randn(7, 2)
+    gamma = attention(None, mask=pf.Causal())
+    whole = gamma.push(pf.Measure.from_tokens(tokens, times=torch.arange(7))).atoms
+    for i in range(7):
+        prefix = pf.Measure.from_tokens(tokens[: i + 1], times=torch.arange(i + 1))
+        assert worst(gamma.push(prefix).atoms[i], whole[i]) < 1e-13
+
+
+@torch.no_grad()
+def test_small_and_large_go_different_ways_to_the_same_answer():
+    gamma = attention(None)
+    mu = pf.Measure(torch.randn(2000, 2), torch.rand(2000))
+    dense = attention("reference")
+    dense.load_state_dict(gamma.state_dict())
+    assert worst(gamma.push(mu), dense.push(mu)) < 1e-13

@@ -1,0 +1,163 @@
+"""Wrong inputs: each error says what was expected, what came, and what to do."""
+
+import re
+
+import pytest
+import torch
+
+import pushforward as pf
+from pushforward import ops
+
+pytestmark = pytest.mark.unhooked
+
+X, MU = torch.ones(3, 2), pf.Measure(torch.ones(3, 2, dtype=torch.float64))
+TIMED = pf.Measure(torch.ones(3, 2, dtype=torch.float64), times=torch.tensor([1.0, 2.0, 3.0]))
+ones = lambda *shape: torch.ones(*shape, dtype=torch.float64)
+NAN, INF = torch.nan, torch.inf
+
+CASES = {
+    "weights of another length": (lambda: pf.Measure(X, torch.ones(4)), "shape (3,), got (4,)"),
+    "negative weights": (lambda: pf.Measure(X, torch.tensor([1.0, -2, 3])), "non-negative, got"),
+    "NaN weights": (lambda: pf.Measure(X, torch.tensor([1.0, NAN, 3])), "NaN"),
+    "infinite weights": (lambda: pf.Measure(X, torch.tensor([1.0, INF, 3])), "finite, got +inf"),
+    "NaN log-weights": (
+        lambda: pf.Measure(X, log_weights=torch.tensor([1.0, NAN, 3])),
+        "`log_weights` must be numbers",
+    ),
+    "no mass": (lambda: pf.Measure(X, torch.zeros(3)), "positive total mass"),
+    "no mass in a batch": (
+        lambda: pf.Measure(torch.ones(2, 3, 1), torch.tensor([[1.0, 1, 1], [0, 0, 0]])),
+        "positive total mass",
+    ),
+    "both weights": (
+        lambda: pf.Measure(X, torch.ones(3), log_weights=torch.ones(3)),
+        "not both",
+    ),
+    "no atoms": (lambda: pf.Measure(torch.ones(0, 2)), "at least one atom"),
+    "flat atoms": (lambda: pf.Measure(torch.ones(3)), "points[:, None]"),
+    "integer atoms": (lambda: pf.Measure(torch.ones(3, 2).long()), "floating point, got"),
+    "a list": (lambda: pf.Measure([[1.0]]), "must be a torch.Tensor"),
+    "NaN atoms": (lambda: pf.Measure(torch.tensor([[1.0], [NAN]])), "weight zero to leave"),
+    "weights of another dtype": (
+        lambda: pf.Measure(X.double(), torch.ones(3, dtype=torch.float32)),
+        "share their dtype",
+    ),
+    "times of another length": (lambda: pf.Measure(X, times=torch.ones(4)), "`times` must have"),
+    "NaN times": (lambda: pf.Measure(X, times=torch.tensor([1.0, NAN, 2])), "`times` must be"),
+    "an empty stack": (lambda: pf.Measure.stack([]), "at least one measure"),
+    "a stack of two spaces": (
+        lambda: pf.Measure.stack([MU, pf.Measure(ones(3, 1))]),
+        "R^2 and R^1",
+    ),
+    "a stack of two dtypes": (lambda: pf.Measure.stack([MU, pf.Measure(X.float())]), "dtype"),
+    "times for some": (lambda: pf.Measure.stack([MU, TIMED]), "all measures times"),
+    "a push that loses atoms": (lambda: MU.push(lambda x: x[:2]), "keeps the number of atoms"),
+    "integrand of the wrong length": (lambda: MU.integrate(ones(4)), "one per atom"),
+    "indexing a single measure": (lambda: MU[0], "Only batch axes"),
+    "length of a single measure": (lambda: len(MU), "`mu.n`"),
+    "a singular covariance": (
+        lambda: pf.Measure.gaussian(torch.zeros(2), torch.ones(2, 2)),
+        "positive definite",
+    ),
+    "too many nodes": (lambda: pf.Measure.gaussian(torch.zeros(9), torch.eye(9)), "10^7 nodes"),
+    "a grid upside down": (lambda: pf.Measure.grid(1.0, 0.0, size=3), "low < high"),
+    "shares that do not add up": (lambda: MU.split([0.5, 0.6]), "sum to one"),
+    "an atom that is not there": (lambda: MU.split(2, atom=7), "one of 3 atoms"),
+    "a sample of nothing": (lambda: MU.sample(0), "at least 1"),
+    "queries of another dimension": (
+        lambda: pf.Attention(2).double()(MU, ones(5, 3)),
+        "queries in R^2, got `x` in R^3",
+    ),
+    "a context of another dimension": (
+        lambda: pf.Attention(2, context_dim=3).double()(MU, ones(5, 2)),
+        "contexts in R^3, got `mu` in R^2",
+    ),
+    "different spaces": (
+        lambda: pf.Pointwise(torch.sin)(MU, ones(5, 3)),
+        "share their space",
+    ),
+    "queries of another dtype": (
+        lambda: pf.Attention(2).double()(MU, torch.ones(5, 2, dtype=torch.float32)),
+        "share their dtype",
+    ),
+    "a map of another dtype": (lambda: pf.Attention(2).float().push(MU), "float32 parameters"),
+    "queries that are no points": (lambda: pf.Attention(2).double()(MU, ones(2)), "(..., m, d)"),
+    "batches that do not fit": (
+        lambda: pf.Pointwise(torch.sin)(pf.Measure(ones(2, 3, 2)), ones(5, 4, 2)),
+        "must broadcast",
+    ),
+    "tokens for a context": (lambda: pf.Attention(2)(X, X), "must be a Measure"),
+    "causal without times": (
+        lambda: pf.Attention(2, mask=pf.Causal()).double().push(MU),
+        "The context came without",
+    ),
+    "causal queries without times": (
+        lambda: pf.Attention(2, mask=pf.Causal()).double()(TIMED, ones(5, 2)),
+        "The queries came without",
+    ),
+    "attending to nothing": (
+        lambda: pf.Transformer(2, depth=1, mask=pf.Causal()).double()(
+            TIMED, ones(1, 2), ones(1) / 2
+        ),
+        "attends to nothing",
+    ),
+    "times of the wrong shape": (
+        lambda: pf.Attention(2, mask=pf.Causal()).double()(TIMED, ones(5, 2), ones(4)),
+        "`t` must have shape (5,)",
+    ),
+    "query times alone": (
+        lambda: pf.Attention(2).double()(MU, ones(5, 2), ones(5)),
+        "the context has none",
+    ),
+    "causal Sinkhorn": (
+        lambda: pf.Attention(2, mask=pf.Causal(), normaliser=pf.Sinkhorn(3)),
+        "identity",
+    ),
+    "cross Sinkhorn without a measure": (
+        lambda: pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(3)).double()(MU, ones(5, 2)),
+        "pf.Measure(x)",
+    ),
+    "no heads": (lambda: pf.Attention(2, heads=0), "must be positive"),
+    "negative steps": (lambda: pf.Sinkhorn(-1), "must not be negative"),
+    "a negative temperature": (lambda: pf.SquaredDistance(-1.0), "must be positive"),
+    "layers that do not fit": (
+        lambda: pf.Compose(pf.MLP(2, 4, out_dim=3), pf.Attention(2)),
+        "MLP ends in R^3, Attention begins in R^2",
+    ),
+    "nothing to compose": (lambda: pf.Compose(), "at least one map"),
+    "a skip between spaces": (lambda: pf.MLP(2, 4, out_dim=3, skip=True), "out_dim = dim"),
+    "no depth": (lambda: pf.Transformer(2, depth=0), "at least 1"),
+    "a model that loses tokens": (
+        lambda: pf.from_sequence_model(lambda x: x[:1])(MU),
+        "One per token",
+    ),
+    "distance between spaces": (
+        lambda: pf.wasserstein(MU, pf.Measure(ones(3, 1))),
+        "R^2 and R^1",
+    ),
+    "distance of tensors": (lambda: pf.wasserstein(X, X), "two Measures"),
+    "an exponent below one": (lambda: pf.wasserstein(MU, MU, p=0.5), "at least 1"),
+    "a negative bandwidth": (lambda: pf.mmd(MU, MU, bandwidth=0.0), "must be positive"),
+    "a negative eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=0.0), "must be positive"),
+    "an unknown implementation": (
+        lambda: ops.log_integral(X, X, torch.ones(3), impl="fast"),
+        "'reference', 'streamed'",
+    ),
+    "a half-precision bias": (
+        lambda: ops.log_integral(X, X, torch.ones(3, dtype=torch.bfloat16)),
+        "change the measure",
+    ),
+    "widths that differ": (lambda: ops.log_integral(X, torch.ones(3, 4), torch.ones(3)), "width"),
+    "a bias of another length": (lambda: ops.log_integral(X, X, torch.ones(4)), "same atoms"),
+    "op times of the wrong shape": (
+        lambda: ops.log_integral(X, X, torch.ones(3), times=(torch.ones(2), torch.ones(3))),
+        "one per query (3)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message(name):
+    call, words = CASES[name]
+    with pytest.raises((ValueError, TypeError, IndexError), match=re.escape(words)):
+        call()

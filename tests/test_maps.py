@@ -1,0 +1,159 @@
+"""Composition, push-forward, and what a network costs."""
+
+import pytest
+import torch
+from cases import Drift, attention, measure, queries, transformer, worst
+
+import pushforward as pf
+
+
+class Recorder(pf.InContextMap):
+    """Notes each context and the number of points it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.contexts, self.asked = [], []
+
+    def evaluate(self, mu, x):
+        self.contexts.append(mu.atoms)
+        self.asked.append(x.shape[-2])
+        return x * 1.5
+
+
+@torch.no_grad()
+def test_composition_is_iterated_push_forward():
+    """Eq. (8)."""
+    mu, (x, _) = measure(), queries()
+    g1, g2 = attention(None), Drift()
+    both = g2 @ g1
+    middle = g1.push(mu)
+    assert torch.equal(both.push(mu).atoms, g2.push(middle).atoms)
+    assert torch.equal(both(mu, x), g2(middle, g1(mu, x)))
+
+
+@torch.no_grad()
+def test_composition_is_associative():
+    mu, (x, _) = measure(), queries()
+    a, b, c = attention(None), pf.MLP(2, 3), Drift()
+    left, right = (c @ b) @ a, c @ (b @ a)
+    assert torch.equal(left(mu, x), right(mu, x))
+    assert torch.equal(left.push(mu).atoms, right.push(mu).atoms)
+
+
+@torch.no_grad()
+def test_pushing_evaluates_each_layer_once():
+    layers = [Recorder() for _ in range(5)]
+    model = pf.Compose(*layers)
+    mu, (x, _) = measure(6), queries(4)
+    for push in (model.push, lambda mu: mu.push(model.at(mu))):
+        push(mu)
+        assert all(layer.asked == [6] for layer in layers)
+        for layer in layers:
+            layer.asked.clear()
+    model(mu, x)
+    assert sorted(layers[0].asked) == [4, 6] and layers[-1].asked == [4]
+    for layer in layers:
+        layer.asked.clear()
+    curried = model.at(mu)
+    curried(x), curried(x)
+    assert sorted(layers[0].asked) == [4, 4, 6]
+
+
+@torch.no_grad()
+def test_queries_never_change_a_bit_of_the_atoms():
+    last = Recorder()
+    model = pf.Compose(transformer(None), last)
+    mu = measure(6)
+    model.push(mu)
+    for m in (1, 7, 300):
+        model(mu, torch.randn(m, 2))
+        model.at(mu)(torch.randn(m, 2))
+    assert all(torch.equal(seen, last.contexts[0]) for seen in last.contexts)
+
+
+@torch.no_grad()
+def test_queries_share_the_context_work(monkeypatch):
+    """Keys, values and potentials are computed once a layer, whoever asks."""
+    model = transformer(None, normaliser=pf.Sinkhorn(3))
+    calls = []
+    real = pf.Sinkhorn.potential
+    monkeypatch.setattr(pf.Sinkhorn, "potential", lambda *a: calls.append(1) or real(*a))
+    mu, (x, _) = measure(), queries()
+    model(mu, x)
+    assert len(calls) == 2
+    curried = model.at(mu)
+    curried(x), curried(x), curried(mu.atoms)
+    assert len(calls) == 4
+
+
+@torch.no_grad()
+def test_universal_architecture():
+    """Token dimension d + 3d', d' heads of dimension one, whatever depth and accuracy."""
+    model = pf.Transformer.universal(2, 3, depth=4, hidden=7)
+    layers = [m for m in model.modules() if isinstance(m, pf.Attention)]
+    assert len(layers) == 4
+    for layer in layers:
+        assert layer.dim == 2 + 3 * 3
+        assert layer.heads == 3 and layer.Q.out_features == layer.V.out_features == 3
+    image = model.push(measure())
+    assert image.dim == 3 and image.n == 6
+
+
+@torch.no_grad()
+def test_norms_are_pointwise_maps_in_their_places():
+    torch.manual_seed(1)
+    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PreNorm())
+    torch.manual_seed(1)
+    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PostNorm())
+    torch.manual_seed(1)
+    plain = pf.Transformer(2, depth=1, hidden=4, step=0.5)
+    gamma, mlp = (layer.gamma for layer in plain)
+    mu = measure()
+    normal = lambda x: torch.nn.functional.layer_norm(x, (2,))
+    x = mu.atoms + 0.5 * gamma.push(mu.push(normal)).atoms
+    x = x + 0.5 * mlp.evaluate(mu, normal(x))
+    assert worst(pre.push(mu), x) < 1e-14
+    x = normal(mu.atoms + 0.5 * gamma.push(mu).atoms)
+    x = normal(x + 0.5 * mlp.evaluate(mu, x))
+    assert worst(post.push(mu), x) < 1e-14
+
+
+@torch.no_grad()
+def test_residual_step_is_euler_to_the_bit():
+    gamma, mu = attention(None), measure()
+    for h in (1.0, 0.1, 1 / 3):
+        expected = mu.atoms + h * gamma.push(mu).atoms
+        assert torch.equal(pf.Residual(gamma, step=h).push(mu).atoms, expected)
+
+
+def test_sequence_models_become_measure_maps():
+    """Permutation-equivariant models agree with our own; order and batches are kept."""
+    model = transformer(None)
+    F = lambda tokens: model.push(pf.Measure(tokens)).atoms
+    f = pf.from_sequence_model(F)
+    mu = pf.Measure(torch.randn(5, 2), torch.full((5,), 3.0))
+    assert worst(f(mu), model.push(mu)) < 1e-14
+    assert f(mu).mass.item() == pytest.approx(15)
+    p = torch.randperm(5)
+    assert worst(F(mu.atoms[p]), F(mu.atoms)[p]) < 1e-14
+    batch = pf.Measure.stack([pf.Measure(torch.randn(n, 2)) for n in (4, 2)])
+    for got, expected in zip(f(batch), model.push(batch), strict=True):
+        assert worst(got, expected) < 1e-14
+    with pytest.raises(ValueError, match="equal weights"):
+        f(measure())
+
+
+def test_a_model_trains():
+    """A few steps on a target lower the loss: gradients reach every parameter."""
+    model, mu = transformer(None), measure(20)
+    target = mu.push(lambda x: x @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(50):
+        loss = (model.push(mu).atoms - target.atoms).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())

@@ -1,0 +1,124 @@
+"""The house itself: import direction, what an import needs, README, examples, memory."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unhooked
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "pushforward"
+LAYERS = """_types _checks _grouping ops affinities normalisers measures distances maps attention
+transformer""".split()
+
+
+def run(code, **environment):
+    """Run code in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, **environment}, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_imports_point_one_way():
+    """A layer imports only layers before it."""
+    for file in SOURCE.rglob("*.py"):
+        *folders, stem = file.relative_to(SOURCE).with_suffix("").parts
+        layer = (folders or [stem])[0]
+        if layer == "__init__":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == len(folders) + 1:
+                names = [node.module] if node.module else [a.name for a in node.names]
+                for target in (name.split(".")[0] for name in names):
+                    assert LAYERS.index(target) < LAYERS.index(layer), f"{file}: {target}"
+
+
+def test_import_needs_torch_numpy_jaxtyping_only():
+    """With every other dependency blocked, import, layers and 1-D distances work."""
+    run("""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"ot", "scipy", "matplotlib", "rich", "beartype", "triton"}:
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Block())
+import torch
+# torch itself may try, and do without
+import pushforward as pf, pushforward.ops
+mu = pf.Measure(torch.randn(9, 2))
+pf.Transformer(2, depth=2).push(mu)
+pf.wasserstein(pf.Measure(torch.randn(9, 1)), pf.Measure(torch.randn(8, 1)))
+pf.sinkhorn_divergence(mu, mu, eps=1.0), pf.energy_distance(mu, mu), pf.mmd(mu, mu)
+try:
+    pf.wasserstein(mu, pf.Measure(torch.randn(8, 2)))
+except ImportError as error:
+    assert "pip install POT" in str(error)
+else:
+    raise AssertionError("expected an ImportError")
+""")
+
+
+def test_import_changes_nothing_global():
+    run("""
+import torch, warnings
+before = torch.get_default_dtype(), torch.get_num_threads(), list(warnings.filters)
+import pushforward
+assert before == (torch.get_default_dtype(), torch.get_num_threads(), list(warnings.filters))
+""")
+
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_readme_blocks(number):
+    """Each block runs after those before it."""
+    run("\n".join(BLOCKS[: number + 1]), MPLBACKEND="Agg")
+
+
+PAGES = sorted(p for p in (ROOT / "docs").glob("**/*.md") if "```python" in p.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_blocks_of_the_documentation(page):
+    """All blocks of a page run, in order, after the two imports the pages assume."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    run("import torch, pushforward as pf\n" + "\n".join(blocks), MPLBACKEND="Agg")
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+def test_examples(example, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "Agg"}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read on Linux")
+def test_memory_is_linear(record_property):
+    """Forward and backward at 2k, 8k, 32k atoms: peak memory at most proportional to n.
+
+    A dense 32k x 32k matrix in float32 takes 4.3 GB; the streamed peak is below 100 MB.
+    """
+    code = (ROOT / "benchmarks" / "memory.py").read_text()
+    peaks = {}
+    for line in run(code).splitlines():
+        op, n, megabytes = line.split()
+        peaks.setdefault(op, []).append(float(megabytes))
+    for op, (small, middle, large) in peaks.items():
+        record_property(f"{op} peaks in MB", f"{small} {middle} {large}")
+        assert middle <= max(4 * small, 30) and large <= max(4 * middle, 30), (op, peaks[op])
+        assert large < 100
