@@ -10,7 +10,7 @@ from pushforward import ops
 
 pytestmark = pytest.mark.unhooked
 
-X, MU = torch.ones(3, 2), pf.Measure(torch.ones(3, 2, dtype=torch.float64))
+X, MU = torch.ones(3, 2, dtype=torch.float64), pf.Measure(torch.ones(3, 2, dtype=torch.float64))
 TIMED = pf.Measure(torch.ones(3, 2, dtype=torch.float64), times=torch.tensor([1.0, 2.0, 3.0]))
 ones = lambda *shape: torch.ones(*shape, dtype=torch.float64)
 NAN, INF = torch.nan, torch.inf
@@ -147,7 +147,7 @@ CASES = {
         lambda: ops.log_integral(X, X, torch.ones(3, dtype=torch.bfloat16)),
         "change the measure",
     ),
-    "widths that differ": (lambda: ops.log_integral(X, torch.ones(3, 4), torch.ones(3)), "width"),
+    "widths that differ": (lambda: ops.log_integral(X, ones(3, 4), ones(3)), "width"),
     "a bias of another length": (lambda: ops.log_integral(X, X, torch.ones(4)), "same atoms"),
     "op times of the wrong shape": (
         lambda: ops.log_integral(X, X, torch.ones(3), times=(torch.ones(2), torch.ones(3))),

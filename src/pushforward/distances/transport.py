@@ -28,7 +28,6 @@ def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
     """
     if not p >= 1:
         raise ValueError(f"`p` must be at least 1, got {p}.")
-    extra = mu.mass - nu.mass if p == 1 else None
     a, b = pair(mu, nu, equal=p != 1)
     if a.dim == 1:
         cost = _quantile_cost(a.atoms[..., 0], a.log_weights, b.atoms[..., 0], b.log_weights, p)
@@ -38,7 +37,7 @@ def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
     else:
         cost = _transport_cost(a, b, p)
     distance = root(cost, p).to(mu.log_weights.dtype)
-    return distance if extra is None else distance + extra.abs()
+    return distance + (mu.mass - nu.mass).abs() if p == 1 else distance
 
 
 def sliced_wasserstein(
