@@ -35,7 +35,7 @@ class Attention(Conditioned):
         mask: `Causal()` or None.
         impl: implementation of the reductions, None to choose by size.
 
-    Example:
+    Examples:
         >>> gamma = pf.Attention(2, heads=2)
         >>> mu = pf.Measure(torch.randn(256, 2))
         >>> gamma(mu, torch.zeros(5, 2)).shape, gamma.push(mu).n

@@ -21,7 +21,7 @@ class InContextMap(nn.Module, ABC):
 
     An author writes `evaluate` and gets calls with checks, currying, push-forward and composition:
 
-    Example:
+    Examples:
         >>> class Attract(pf.InContextMap):
         ...     def evaluate(self, mu, x):
         ...         return mu.mean()[..., None, :] - x
@@ -167,7 +167,7 @@ class Pointwise(InContextMap):
     Args:
         f: a module or function of points `(..., m, d)`.
 
-    Example:
+    Examples:
         >>> pf.Pointwise(torch.tanh).push(pf.Measure(torch.zeros(3, 2))).mean()
         tensor([0., 0.])
     """
@@ -191,7 +191,7 @@ class MLP(InContextMap):
         skip: whether $\varsigma=1$.
         activation: $\sigma$, GELU by default.
 
-    Example:
+    Examples:
         >>> pf.MLP(2, 16).push(pf.Measure(torch.randn(5, 2))).dim
         2
     """
@@ -226,7 +226,7 @@ class Residual(Conditioned):
         gamma: the map $\Gamma$, from a space into itself.
         step: $h$.
 
-    Example:
+    Examples:
         >>> halve = pf.Residual(pf.Pointwise(lambda x: -x), step=0.5)
         >>> halve.push(pf.Measure(torch.ones(1, 1))).atoms
         tensor([[0.5000]])
@@ -253,7 +253,7 @@ class Compose(Conditioned):
     Its push-forward is the iterated push-forward, each layer evaluated once. Queries that ride
     along share each layer's context work and never change a bit of the atoms.
 
-    Example:
+    Examples:
         >>> double = pf.Pointwise(lambda x: 2 * x)
         >>> pf.Compose(double, pf.Residual(double)).push(pf.Measure(torch.ones(1, 1))).atoms
         tensor([[6.]])
@@ -326,7 +326,7 @@ def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
     Args:
         model: maps `(n, d)` tokens to `(n, e)` tokens.
 
-    Example:
+    Examples:
         >>> f = pf.from_sequence_model(lambda tokens: tokens - tokens.mean(0))
         >>> f(pf.Measure(torch.tensor([[1.0], [3.0]]))).atoms.flatten()
         tensor([-1.,  1.])

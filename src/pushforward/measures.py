@@ -49,7 +49,7 @@ class Measure:
         log_weights: the $\log a_i$ instead.
         times: one per atom, for causal maps: an atom is seen by queries at its time or later.
 
-    Example:
+    Examples:
         >>> mu = pf.Measure(torch.eye(2), weights=torch.tensor([1.0, 3.0]))
         >>> mu.mass, mu.mean()
         (tensor(4.), tensor([0.2500, 0.7500]))
@@ -113,7 +113,7 @@ class Measure:
             mask: True for real tokens, False for padding (an attention mask).
             times: one per token, e.g. its position, for causal maps.
 
-        Example:
+        Examples:
             >>> mask = torch.tensor([[True, True, False]])
             >>> pf.Measure.from_tokens(torch.randn(1, 3, 2), mask=mask).weights
             tensor([[0.5000, 0.5000, 0.0000]])
@@ -148,7 +148,7 @@ class Measure:
             cov: the positive definite covariance; a number means one dimension.
             order: nodes per axis, at most 180.
 
-        Example:
+        Examples:
             >>> mu = pf.Measure.gaussian(1.0, 0.25, order=8)
             >>> mu.n, mu.covariance()
             (8, tensor([[0.2500]]))
@@ -192,7 +192,7 @@ class Measure:
             high: the highest corner.
             size: cells per axis.
 
-        Example:
+        Examples:
             >>> pf.Measure.grid(0.0, 1.0, size=4).atoms.flatten()
             tensor([0.1250, 0.3750, 0.6250, 0.8750])
         """
@@ -215,7 +215,7 @@ class Measure:
         Shorter clouds are filled up with atoms of zero mass, which no operation sees; indexing and
         iteration strip them again.
 
-        Example:
+        Examples:
             >>> mu, nu = pf.Measure(torch.zeros(2, 1)), pf.Measure(torch.ones(3, 1))
             >>> batch = pf.Measure.stack([mu, nu])
             >>> batch.mean().flatten(), [m.n for m in batch]
@@ -242,7 +242,7 @@ class Measure:
     ) -> Measure:
         r"""The mixture $\sum_kc_k\mu_k$, by default with equal $c_k$ that sum to one.
 
-        Example:
+        Examples:
             >>> a, b = pf.Measure(torch.zeros(2, 1)), pf.Measure(torch.ones(1, 1))
             >>> pf.Measure.mixture([a, b], torch.tensor([0.25, 0.75])).mean()
             tensor([0.7500])
@@ -310,7 +310,7 @@ class Measure:
         Args:
             f: a function of points, or its values `(..., n)` or `(..., n, e)`.
 
-        Example:
+        Examples:
             >>> pf.Measure.gaussian(0.0, 1.0).integrate(lambda x: x[..., 0] ** 4)
             tensor(3.0000)
         """
@@ -359,7 +359,7 @@ class Measure:
         Points joined by a chain of steps of length at most `tol` become one atom at their
         barycentre. Points at different times are different points. Differentiable.
 
-        Example:
+        Examples:
             >>> mu = pf.Measure(torch.tensor([[1.0], [0.0], [1.0]])).merge()
             >>> mu.atoms.flatten(), mu.weights
             (tensor([0., 1.]), tensor([0.3333, 0.6667]))
@@ -384,7 +384,7 @@ class Measure:
             parts: how many equal parts, or their shares of the mass.
             atom: which atom to split; all of them by default.
 
-        Example:
+        Examples:
             >>> pf.Measure(torch.zeros(2, 1)).split([0.25, 0.75], atom=0).weights
             tensor([0.1250, 0.3750, 0.5000])
         """
@@ -416,7 +416,7 @@ class Measure:
 
         The result has mass one; `.atoms` are the draws, differentiable in the atoms.
 
-        Example:
+        Examples:
             >>> pf.Measure(torch.zeros(3, 2)).sample(5).atoms.shape
             torch.Size([5, 2])
         """
@@ -443,7 +443,7 @@ class Measure:
         Args:
             region: a predicate of points, or its values at the atoms.
 
-        Example:
+        Examples:
             >>> pf.Measure.grid(0.0, 1.0, size=4).restrict(lambda x: x[..., 0] < 0.5).weights
             tensor([0.2500, 0.2500, 0.0000, 0.0000])
         """

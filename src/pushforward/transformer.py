@@ -77,7 +77,7 @@ class Transformer(Compose):
         mask: as in `Attention`.
         impl: as in `Attention`.
 
-    Example:
+    Examples:
         >>> model = pf.Transformer(2, depth=4, heads=4, hidden=64)
         >>> model.push(pf.Measure(torch.randn(100, 2)))
         Measure(100 atoms in R^2, float32, cpu)
@@ -136,7 +136,7 @@ class Transformer(Compose):
         whatever the accuracy and the number of tokens; only depth and MLP width grow
         (Furuya, de Hoop, Peyre: Transformers are universal in-context learners, Theorem 1).
 
-        Example:
+        Examples:
             >>> model = pf.Transformer.universal(2, 1, depth=3)
             >>> model.push(pf.Measure(torch.randn(7, 2))).dim
             1

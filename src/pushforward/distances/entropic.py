@@ -30,7 +30,7 @@ def sinkhorn_divergence(
         tol: marginal error in total variation at which the iteration stops.
         max_steps: iterations after which it gives up, with a warning that names the error.
 
-    Example:
+    Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))
         >>> pf.sinkhorn_divergence(mu, mu.push(lambda x: x + 1), eps=0.1)
         tensor(2.)

@@ -18,7 +18,7 @@ def energy_distance(mu: Measure, nu: Measure) -> Distance:
         mu: a measure.
         nu: another of equal mass.
 
-    Example:
+    Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))
         >>> pf.energy_distance(mu, mu.push(lambda x: x + 1)) ** 2
         tensor(2.8284)
@@ -39,7 +39,7 @@ def mmd(mu: Measure, nu: Measure, *, bandwidth: float = 1.0) -> Distance:
         nu: another of equal mass.
         bandwidth: $\sigma$.
 
-    Example:
+    Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))
         >>> pf.mmd(mu, mu.push(lambda x: x + 9))
         tensor(1.4142)

@@ -21,7 +21,7 @@ def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
         nu: another; for $p=1$ it may have another total mass.
         p: the exponent, at least 1.
 
-    Example:
+    Examples:
         >>> a, b = pf.Measure(torch.tensor([[0.0], [1.0]])), pf.Measure(torch.tensor([[2.0]]))
         >>> pf.wasserstein(a, b), pf.wasserstein(a, b, p=2)
         (tensor(1.5000), tensor(1.5811))
@@ -61,7 +61,7 @@ def sliced_wasserstein(
         projections: number of directions.
         generator: of the directions.
 
-    Example:
+    Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))
         >>> pf.sliced_wasserstein(mu, mu.push(lambda x: x + 1), projections=4096).round(decimals=1)
         tensor(1.)

@@ -1,7 +1,7 @@
 r"""The two reductions the library is built on; tensors in, tensors out.
 
-$$\text{log\_integral}(q,k,b)_i=\log\sum_j e^{\langle q_i,k_j\rangle+b_j},\qquad
-  \text{average}(q,k,v,b)_i=\frac{\sum_j v_j\,e^{\langle q_i,k_j\rangle+b_j}}
+$$\ell_i=\log\sum_j e^{\langle q_i,k_j\rangle+b_j},\qquad
+  o_i=\frac{\sum_j v_j\,e^{\langle q_i,k_j\rangle+b_j}}
                                  {\sum_j e^{\langle q_i,k_j\rangle+b_j}}.$$
 
 A measure enters as log-weights inside the bias $b$, so a weighted, duplicated or padded atom needs
@@ -25,11 +25,13 @@ from torch import Tensor
 from .._checks import HALF, check_reduction
 from . import reference, streamed
 
+__all__ = ["average", "log_integral"]
+
 Impl = Literal["reference", "streamed"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
 
-SMALL = {"cpu": 1 << 16, "cuda": 1 << 22}
+SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
 """Up to so many pairs of query and atom the dense reference is at least as fast as streaming."""
 
 Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
@@ -59,7 +61,7 @@ def log_integral(
     Returns:
         One number per query, in the bias's dtype or better; $-\infty$ where nothing is seen.
 
-    Example:
+    Examples:
         >>> q, k = torch.zeros(1, 2), torch.randn(4, 2)
         >>> pf.ops.log_integral(q, k, torch.full((4,), 0.25).log())
         tensor([0.])
@@ -95,7 +97,7 @@ def average(
     Returns:
         One value per query, in the dtype of `v`; 0 where nothing is seen.
 
-    Example:
+    Examples:
         >>> q, k, v = torch.zeros(1, 2), torch.randn(2, 2), torch.tensor([[0.0], [8.0]])
         >>> pf.ops.average(q, k, v, torch.tensor([0.25, 0.75]).log())
         tensor([[6.0000]])
