@@ -184,8 +184,8 @@ against the same arithmetic written by hand with the same modules. The bar is 1.
 ## The reductions
 
 float32, one head, weights with a gradient of their own; "with gradients" is forward and backward
-in queries, keys, values and weights. The error is relative, against float64. The dense reference is
-left out above 8,192, where its matrices take gigabytes.
+in queries, keys, values and weights. The error is relative, against float64. The dense reference
+is left out above 8,192, where its matrices take gigabytes.
 
 {reductions}
 
