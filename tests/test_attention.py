@@ -156,3 +156,16 @@ def test_small_and_large_go_different_ways_to_the_same_answer():
     dense = attention("reference")
     dense.load_state_dict(gamma.state_dict())
     assert worst(gamma.push(mu), dense.push(mu)) < 1e-13
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("affinity", [pf.Dot(), pf.SquaredDistance(1.0)])
+def test_half_precision_scores_are_single(affinity):
+    """Keys and shifts of bf16 points are computed in float32: the score of a point with itself."""
+    k = (3 * torch.randn(200, 4)).bfloat16()
+    origin = affinity.origin(k, torch.zeros(200, dtype=torch.float32))
+    (q, row), (keys, column) = affinity.queries(k, origin), affinity.keys(k, origin)
+    assert q.dtype == torch.float32
+    if column is not None:
+        own = (q * keys).sum(-1) + row + column
+        assert own.dtype == torch.float32 and own.abs().max() < 1e-4

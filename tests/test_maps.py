@@ -157,3 +157,47 @@ def test_a_model_trains():
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_a_curried_map_keeps_no_stale_work():
+    """Gradients reach keys and values after a call without them; new parameters are used."""
+    gamma, mu, (x, _) = attention(None), measure(), queries()
+    curried = gamma.at(mu)
+    with torch.no_grad():
+        curried(x)
+    for _ in range(2):
+        curried(x).sum().backward()
+    assert all(p.grad is not None for p in gamma.parameters())
+    with torch.no_grad():
+        curried(x)
+        gamma.K.weight.mul_(2.0)
+        assert torch.equal(curried(x), gamma(mu, x))
+    with torch.inference_mode():
+        curried(x)
+    curried(x).sum().backward()
+
+
+@torch.no_grad()
+def test_no_queries_and_no_measures():
+    model, mu = transformer(None), measure()
+    assert model(mu, torch.zeros(0, 2)).shape == (0, 2)
+    batch = pf.Measure.stack([mu, mu])[:0]
+    assert model.push(batch).atoms.shape == (0, 6, 2)
+
+
+@torch.no_grad()
+def test_a_pointwise_map_answers_for_every_context():
+    batch = pf.Measure.stack([measure(), measure()])
+    assert pf.MLP(2, 4)(batch, torch.randn(3, 2)).shape == (2, 3, 2)
+
+
+@torch.no_grad()
+def test_cross_attention_may_close_a_composition():
+    cross = pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(3))
+    mu, nu = measure(6), measure(4)
+    model = pf.Compose(pf.MLP(2, 4), cross)
+    moved = nu.push(model.at(mu))
+    mlp = next(iter(model))
+    assert torch.equal(moved.atoms, cross(mlp.push(mu), mlp.push(nu)))
+    apart = pf.Compose(pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(2)))
+    assert apart(measure(5, 3), nu).shape == (4, 2)

@@ -236,3 +236,70 @@ def test_rewriting_a_measure_keeps_its_integrals(n, d, seed):
     expected = mu.integrate(f)
     for nu in (mu.split(2), mu.merge(), pf.Measure.mixture([mu, mu]), pf.Measure.stack([mu])[0]):
         assert abs(nu.integrate(f) - expected) < 1e-13
+
+
+def test_a_part_without_weight_leaves_the_mixture():
+    """Points and times of a component of weight zero are never seen."""
+    a = pf.Measure(torch.zeros(2, 1), times=torch.zeros(2))
+    b = pf.Measure(torch.ones(3, 1), times=torch.full((3,), 5.0))
+    mu = pf.Measure.mixture([a, b], torch.tensor([0.0, 1.0]))
+    assert mu.push(lambda x: 1 / x).mean().item() == 1
+    causal = pf.Transformer(1, depth=2, mask=pf.Causal())
+    assert causal.push(mu).atoms.isfinite().all()
+    with pytest.raises(ValueError, match="attends to nothing"):
+        causal(mu, torch.zeros(1, 1), torch.ones(1))
+
+
+def test_merge_with_a_tolerance_keeps_times_apart():
+    close = pf.Measure(torch.zeros(2, 1), times=torch.tensor([0.0, 0.05]))
+    assert close.merge(0.1).n == 2
+    large = pf.Measure(torch.zeros(2, 1).float(), times=torch.tensor([2**24, 2**24 + 1]))
+    assert large.merge().n == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_measures(dtype):
+    x = torch.tensor([[100.0], [100.5], [100.5]], dtype=dtype)
+    mu = pf.Measure(x)
+    assert mu.merge().n == 2 and mu.merge().atoms.dtype == dtype
+    two = pf.Measure(x[:2])
+    assert two.covariance().item() == 0.0625
+    assert pf.Measure.gaussian(x[0], torch.ones(1, 1, dtype=dtype), order=3).atoms.dtype == dtype
+
+
+def test_autocast_leaves_moments_alone(device):
+    mu = measure(50, 3).to(torch.float32)
+    expected = mu.mean(), mu.covariance()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(mu.mean(), expected[0]) and torch.equal(mu.covariance(), expected[1])
+
+
+def test_merging_a_dense_cluster_is_cheap():
+    """Thirty thousand points within the tolerance: 4.5e8 pairs, few cells."""
+    mu = pf.Measure(torch.cat([torch.rand(30_000, 2), 10 + torch.rand(30_000, 2)]))
+    merged = mu.merge(0.5)
+    assert merged.n == 2
+    assert torch.allclose(merged.weights, torch.tensor([0.5, 0.5]))
+
+
+def test_chains_against_all_pairs():
+    """Cells and their neighbours find the same components as all pairs of points."""
+    from scipy.sparse.csgraph import connected_components
+
+    for d, tol in ((1, 0.008), (2, 0.05), (3, 0.1), (6, 0.35)):
+        x = torch.rand(200, d)
+        near = (x[:, None] - x[None]).norm(dim=-1) <= tol
+        count = connected_components(near.numpy(), directed=False)[0]
+        assert 1 < count < 200
+        assert pf.Measure(x).merge(tol).n == count
+
+
+def test_any_index_of_the_batch_axes():
+    mu = pf.Measure(torch.randn(2, 3, 5, 4), torch.rand(2, 3, 5))
+    assert mu[..., 0].batch_shape == (2,)
+    assert torch.equal(mu[..., 0].atoms, mu.atoms[:, 0])
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    assert torch.equal(mu[mask].log_weights, mu.log_weights[mask])
+    assert mu[1, 2].atoms.shape == (5, 4) and mu[:0].batch_shape == (0, 3)
+    with pytest.raises(IndexError):
+        mu[0, 0, 0]

@@ -197,3 +197,40 @@ def test_the_default_follows_the_size(monkeypatch):
     for n in (8, 3000):
         ops.log_integral(torch.randn(n, 2), torch.randn(n, 2), torch.zeros(n))
     assert asked == ["reference", "streamed"]
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["fused", "tiles"])
+def test_gradients_of_large_logits(timed):
+    """All scores 1e6: the average is the mean and each value gets a gradient of 1/700."""
+    v = torch.randn(700, 1, dtype=torch.float32, requires_grad=True)
+    q, k = torch.full((1, 1), 1e4).float(), torch.full((700, 1), 100.0).float()
+    times = (torch.zeros(1), torch.zeros(700)) if timed else None
+    out = ops.average(q, k, v, torch.zeros(700).float(), times=times, impl="streamed")
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    assert (grad - 1 / 700).abs().max() < 1e-7 / 70
+
+
+def test_anomaly_mode_finds_nothing():
+    """No NaN appears in any backward step, not even one that is thrown away."""
+    tensors, _ = inputs(5, 9)
+    tensors = [t.requires_grad_() for t in tensors]
+    with torch.autograd.set_detect_anomaly(True):
+        ops.average(*tensors, impl="streamed").sum().backward()
+
+
+def test_forward_mode_is_refused_where_it_is_missing():
+    q, k, bias = torch.randn(3, 2), torch.randn(4, 2), torch.zeros(4)
+    f = lambda impl: torch.func.jvp(
+        lambda q: ops.log_integral(q, k, bias, impl=impl), (q,), (torch.ones_like(q),)
+    )[1]
+    assert f("reference").abs().max() > 0
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        f("streamed")
+
+
+def test_integer_times_are_not_rounded():
+    """A float32 query at 2^24 must not see an atom at 2^24 + 1."""
+    one = torch.zeros(1, 1)
+    times = torch.tensor([2.0**24], dtype=torch.float32), torch.tensor([2**24 + 1])
+    for impl in ops.IMPLS:
+        assert ops.log_integral(one, one, torch.zeros(1), times=times, impl=impl) == -torch.inf

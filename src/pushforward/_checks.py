@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
-HALF = (torch.float16, torch.bfloat16)
+from ._precision import HALF
 
 
 def holds(condition: Tensor, *, unknown: bool = True) -> bool:
@@ -27,13 +28,21 @@ def holds(condition: Tensor, *, unknown: bool = True) -> bool:
         raise
 
 
+def check_kind(name: str, value: object, kind: type, fix: str) -> None:
+    """Raise unless `value` is an instance of `kind`."""
+    if not isinstance(value, kind):
+        got = value.__name__ if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"`{name}` must be a {kind.__name__}, got {got}. {fix}")
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise unless `tensor` is a tensor."""
+    check_kind(name, tensor, Tensor, "Convert it with `torch.as_tensor`.")
+
+
 def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:
     """Raise unless `tensor` is a floating-point tensor with at least `least` axes."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"`{name}` must be a torch.Tensor of shape {axes}, got {type(tensor).__name__}. "
-            f"Convert it with `torch.as_tensor`."
-        )
+    check_tensor(name, tensor)
     if not tensor.is_floating_point():
         raise ValueError(
             f"`{name}` must be floating point, got {tensor.dtype}. Convert with `{name}.float()`."
@@ -46,7 +55,8 @@ def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[int], fix: str) -> None:
-    """Raise unless `tensor` has exactly the `expected` shape."""
+    """Raise unless `tensor` is a tensor of exactly the `expected` shape."""
+    check_tensor(name, tensor)
     if tuple(tensor.shape) != tuple(expected):
         raise ValueError(
             f"`{name}` must have shape {tuple(expected)}, got {tuple(tensor.shape)}. {fix}"
@@ -67,7 +77,7 @@ def check_same(what: str, a: tuple[str, Tensor], b: tuple[str, Tensor]) -> None:
 def check_atoms(atoms: Tensor) -> None:
     """Raise unless `atoms` can be the support of a measure."""
     check_floating("atoms", atoms, "(..., n, d)", 2)
-    if 0 in atoms.shape:
+    if 0 in atoms.shape[-2:]:
         raise ValueError(
             f"A measure needs at least one atom in at least one dimension, got atoms of shape "
             f"{tuple(atoms.shape)}. Drop empty clouds before building measures."
@@ -111,7 +121,7 @@ def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
         check_floating("x", x, "(..., m, d)", 2)
         check_same("dtype", ("mu", atoms), ("x", x))
         check_same("device", ("mu", atoms), ("x", x))
-        check_broadcast(atoms.shape[:-2], x.shape[:-2])
+        check_broadcast("context and queries", atoms.shape[:-2], x.shape[:-2])
     if asks is None and takes is None and x.shape[-1] != atoms.shape[-1]:
         raise ValueError(
             f"Context and queries must share their space, got `mu` in R^{atoms.shape[-1]} and "
@@ -123,14 +133,24 @@ def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
         raise ValueError(f"This map takes contexts in R^{takes}, got `mu` in R^{atoms.shape[-1]}.")
 
 
-def check_broadcast(context: Sequence[int], queries: Sequence[int]) -> None:
+def check_broadcast(what: str, first: Sequence[int], second: Sequence[int]) -> None:
     """Raise unless batch axes broadcast."""
-    for a, b in zip(reversed(context), reversed(queries), strict=False):
+    for a, b in zip(reversed(first), reversed(second), strict=False):
         if a != b and 1 not in (a, b):
             raise ValueError(
-                f"Batch axes of context and queries must broadcast, got {tuple(context)} and "
-                f"{tuple(queries)}."
+                f"Batch axes of {what} must broadcast, got {tuple(first)} and {tuple(second)}."
             )
+
+
+def check_no_tangent(what: str, *tensors: Tensor) -> None:
+    """Raise if forward-mode differentiation is under way, where a tangent would be lost."""
+    if torch.compiler.is_compiling():
+        return
+    if any(unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(
+            f"{what} has no forward-mode derivative. Use reverse mode (`backward`, "
+            "`torch.autograd.grad`), or `impl='reference'` for the reductions."
+        )
 
 
 def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
@@ -162,6 +182,15 @@ def _first_parameter(module: torch.nn.Module) -> Tensor | None:
 
 def check_reduction(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times) -> None:
     """Raise unless the arguments of a reduction fit together."""
+    named = {"q": (q, 2), "k": (k, 2), "bias": (bias, 1)}
+    if v is not None:
+        named["v"] = (v, 2)
+    for name, (tensor, least) in named.items():
+        check_floating(name, tensor, "(..., n)" if least == 1 else "(..., n, k)", least)
+    batch = q.shape[:-2]
+    for name, (tensor, least) in named.items():
+        if tensor.shape[:-least] != batch:
+            check_broadcast(f"`q` and `{name}`", batch, tensor.shape[:-least])
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
@@ -178,8 +207,19 @@ def check_reduction(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times)
             f"`bias` must be float32 or float64, got {bias.dtype}: log-weights in half precision "
             "change the measure. Keep it wide; q, k and v may be half."
         )
-    if times is not None and (times[0].shape[-1], times[1].shape[-1]) != (q.shape[-2], n):
+    if times is not None:
+        _check_clock(times, q.shape[-2], n)
+
+
+def _check_clock(times, m: int, n: int) -> None:
+    if not (isinstance(times, tuple) and len(times) == 2):
+        raise TypeError(
+            f"`times` must be a pair (of queries, of atoms), got {type(times).__name__}."
+        )
+    for name, t in zip(("times of queries", "times of atoms"), times, strict=True):
+        check_tensor(name, t)
+    if (times[0].shape[-1:], times[1].shape[-1:]) != ((m,), (n,)):
         raise ValueError(
-            f"`times` must be one per query ({q.shape[-2]}) and one per atom ({n}), got shapes "
+            f"`times` must be one per query ({m}) and one per atom ({n}), got shapes "
             f"{tuple(times[0].shape)} and {tuple(times[1].shape)}."
         )

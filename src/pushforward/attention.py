@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from . import ops
+from ._checks import check_kind
 from .affinities import Affinity, Dot, Scores, shifted
 from .maps import Answer, Conditioned
 from .measures import Measure
@@ -55,22 +56,28 @@ class Attention(Conditioned):
         impl: ops.Impl | None = None,
     ):
         super().__init__()
-        if min(dim, heads, head_dim or 1, context_dim or 1) < 1:
-            raise ValueError(
-                f"Dimensions and heads must be positive, got dim={dim}, heads={heads}, "
-                f"head_dim={head_dim}, context_dim={context_dim}."
-            )
+        given = {"dim": dim, "heads": heads, "head_dim": head_dim, "context_dim": context_dim}
+        if any(size is not None and size < 1 for size in given.values()):
+            raise ValueError(f"Dimensions and heads must be positive, got {given}.")
         self.affinity = Dot() if affinity is None else affinity
         self.normaliser = Softmax() if normaliser is None else normaliser
+        check_kind("affinity", self.affinity, Affinity, "Use `pf.Dot()` or another affinity.")
+        check_kind("normaliser", self.normaliser, Normaliser, "Use `pf.Softmax()`, say.")
+        if mask is not None:
+            check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
+        if impl is not None:
+            ops.implementation(impl)
         if mask is not None and self.normaliser.two_sided:
             raise ValueError(
                 "Sinkhorn does not go with a causal mask: with equal marginals its limit is the "
                 "identity. Use `Softmax()`, or no mask."
             )
-        self.dim, self.out_dim, self.context_dim = dim, dim, context_dim or dim
+        self.dim, self.out_dim = dim, dim
+        self.context_dim = dim if context_dim is None else context_dim
+        self.head_dim = dim if head_dim is None else head_dim
         self.heads, self.causal, self.impl = heads, mask is not None, impl
         self.paired = self.normaliser.two_sided and context_dim is not None
-        width = heads * (head_dim or dim)
+        width = heads * self.head_dim
         self.Q = nn.Linear(dim, width, bias=False)
         self.K = nn.Linear(self.context_dim, width, bias=False)
         self.V = nn.Linear(self.context_dim, width, bias=False)
@@ -100,7 +107,7 @@ class Attention(Conditioned):
 
     def _split(self, x: Tensor) -> Tensor:
         """`(..., n, heads * k)` to `(..., heads, n, k)`."""
-        return x.reshape(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
+        return x.reshape(*x.shape[:-1], self.heads, self.head_dim).transpose(-2, -3)
 
     def extra_repr(self) -> str:
         """The choices that are no parameters."""

@@ -6,9 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
-from ._checks import check_context, check_floating, check_parameters, check_shape, holds
+from ._checks import (
+    check_context,
+    check_floating,
+    check_kind,
+    check_parameters,
+    check_shape,
+    holds,
+)
 from ._types import Images, Queries, Times
 from .measures import Measure, MeasureMap, Transport
 
@@ -83,7 +91,10 @@ class InContextMap(nn.Module, ABC):
                 "This map relates two measures, and queries without weights are not one. "
                 "Pass the queries as a measure: `gamma(mu, pf.Measure(x))`."
             )
-        return self.answer(mu, x, t, queries)
+        y = self.answer(mu, x, t, queries)
+        if y.ndim < mu.atoms.ndim:  # the map did not look at a batch of contexts
+            y = y.expand(*mu.batch_shape[: mu.atoms.ndim - y.ndim], *y.shape)
+        return y
 
     def at(self, mu: Measure) -> At:
         r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls with one context."""
@@ -100,11 +111,7 @@ class InContextMap(nn.Module, ABC):
 
     def _check(self, mu: Measure, x: Tensor, t: Tensor | None) -> None:
         """Shapes, dtypes, devices; values only of times that a user gave."""
-        if not isinstance(mu, Measure):
-            raise TypeError(
-                f"The context must be a Measure, got {type(mu).__name__}. "
-                "Tokens become one with `pf.Measure(tokens)`."
-            )
+        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         check_context(mu, x, (self.dim, self.context_dim))
         check_parameters(self, mu.atoms)
         if t is not None and t is not mu.times:
@@ -118,7 +125,7 @@ class InContextMap(nn.Module, ABC):
                 "`pf.Measure(atoms, times=...)`."
             )
         reads = any(m.causal for m in self.modules() if isinstance(m, InContextMap))
-        if reads and not holds((t.amin(-1) >= mu.times.amin(-1)).all()):
+        if reads and t.numel() and not holds((t.amin(-1) >= mu.times.amin(-1)).all()):
             raise ValueError(
                 "A query earlier than every token of its context attends to nothing: the earliest "
                 f"query is at time {t.min().item():g}, the context begins at "
@@ -139,20 +146,28 @@ class Conditioned(InContextMap, ABC):
 
 
 class At(Transport):
-    r"""The map $\Gamma(\mu,\cdot)$; the context's work is done once, when first needed."""
+    r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls.
+
+    Without gradients the context's work is done at the first call and kept, until a parameter
+    changes. With gradients every call does it anew, so that each has a graph of its own.
+    """
 
     def __init__(self, gamma: InContextMap, mu: Measure):
         self.gamma, self.mu = gamma, mu
-        self._answer: Answer | None = None
+        self._kept: tuple[tuple, Answer] | None = None
 
     def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:
         """As `gamma(mu, x, t)`."""
-        if isinstance(x, Measure) or self.gamma.paired:
+        fleeting = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if fleeting or isinstance(x, Measure) or self.gamma.paired:
             return self.gamma(self.mu, x, t)
         self.gamma._check(self.mu, x, t)
-        if self._answer is None:
-            self._answer = self.gamma.condition(self.mu)
-        return self._answer(x, t)
+        kind = self.mu.atoms.device.type
+        versions = tuple((id(p), p._version) for p in self.gamma.parameters())
+        stamp = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), versions
+        if self._kept is None or self._kept[0] != stamp:
+            self._kept = stamp, self.gamma.condition(self.mu)
+        return self._kept[1](x, t)
 
     def transport(self, mu: Measure) -> Measure:
         """Move a measure; the context itself goes through each layer once."""
@@ -166,15 +181,24 @@ class Pointwise(InContextMap):
 
     Args:
         f: a module or function of points `(..., m, d)`.
+        dim: dimension of the points, where `f` prescribes one.
+        out_dim: dimension of the images, where `f` prescribes one.
 
     Examples:
         >>> pf.Pointwise(torch.tanh).push(pf.Measure(torch.zeros(3, 2))).mean()
         tensor([0., 0.])
     """
 
-    def __init__(self, f: Callable[[Tensor], Tensor]):
+    def __init__(
+        self,
+        f: Callable[[Tensor], Tensor],
+        *,
+        dim: int | None = None,
+        out_dim: int | None = None,
+    ):
         super().__init__()
         self.f = f
+        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         """Ignore the context."""
@@ -234,6 +258,14 @@ class Residual(Conditioned):
 
     def __init__(self, gamma: InContextMap, *, step: float = 1.0):
         super().__init__()
+        check_kind(
+            "gamma", gamma, InContextMap, "A module becomes one with `pf.Pointwise(module)`."
+        )
+        if None not in (gamma.dim, gamma.out_dim) and gamma.dim != gamma.out_dim:
+            raise ValueError(
+                f"A residual step stays in its space, got a map from R^{gamma.dim} to "
+                f"R^{gamma.out_dim}."
+            )
         self.gamma, self.step = gamma, step
         self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
         self.paired = gamma.paired
@@ -241,7 +273,17 @@ class Residual(Conditioned):
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """The inner map does the context's work."""
         inner = self.gamma.condition(mu, queries)
-        return lambda x, t: x + self.step * inner(x, t)
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            y = inner(x, t)
+            if y.shape[-2:] != x.shape[-2:]:
+                raise ValueError(
+                    f"A residual step stays in its space, got points of shape {tuple(x.shape)} "
+                    f"and images of shape {tuple(y.shape)}."
+                )
+            return x + self.step * y
+
+        return answer
 
 
 class Compose(Conditioned):
@@ -263,7 +305,15 @@ class Compose(Conditioned):
         super().__init__()
         if not maps:
             raise ValueError("A composition needs at least one map, got none.")
+        for gamma in maps:
+            check_kind("maps", gamma, InContextMap, "Wrap a module in `pf.Pointwise(module)`.")
         for before, after in zip(maps, maps[1:], strict=False):
+            if before.dim != before.context_dim:
+                raise ValueError(
+                    f"Only the last map of a composition may be cross-attention, got "
+                    f"{type(before).__name__} from R^{before.context_dim} to R^{before.dim}: the "
+                    "maps after it need to know what became of its context."
+                )
             if None not in (before.out_dim, after.dim) and before.out_dim != after.dim:
                 raise ValueError(
                     f"Maps do not fit: {type(before).__name__} ends in R^{before.out_dim}, "
@@ -301,14 +351,15 @@ class Compose(Conditioned):
 
     def _stages(self, mu: Measure, queries: Measure | None) -> Iterator[Answer]:
         """Each layer's map of points, its context being what the layers before made of `mu`."""
-        for place, gamma in enumerate(self, start=1):
+        *inner, last = self
+        for gamma in inner:
             own = gamma.condition(mu)
             asked = own if queries is None else gamma.condition(mu, queries)
             yield asked
-            if place < len(self):
-                mu = mu.moved(own(mu.atoms, mu.times))
-                if queries is not None:
-                    queries = queries.moved(asked(queries.atoms, queries.times))
+            mu = mu.moved(own(mu.atoms, mu.times))
+            if queries is not None:
+                queries = queries.moved(asked(queries.atoms, queries.times))
+        yield last.condition(mu, queries)
 
 
 def _walk(stages: Iterable[Answer], x: Tensor, t: Tensor | None) -> Tensor:
@@ -333,6 +384,7 @@ def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
     """
 
     def f(mu: Measure) -> Measure:
+        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         if mu.batch_shape:
             return Measure.stack([f(m) for m in mu])
         mu = mu.strip()

@@ -13,16 +13,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ._checks import (
-    HALF,
     check_atoms,
     check_finite,
     check_floating,
+    check_kind,
     check_mass,
     check_same,
     check_shape,
     holds,
 )
 from ._grouping import label_points, logsumexp_by_label
+from ._precision import full_precision, wide, widen
 from ._types import Points, Times, Weights
 
 
@@ -48,6 +49,8 @@ class Measure:
             By default every atom weighs $1/n$.
         log_weights: the $\log a_i$ instead.
         times: one per atom, for causal maps: an atom is seen by queries at its time or later.
+
+    Tensors are not copied: changing them in place changes the measure, unchecked.
 
     Examples:
         >>> mu = pf.Measure(torch.eye(2), weights=torch.tensor([1.0, 3.0]))
@@ -79,14 +82,15 @@ class Measure:
             logs = _checked("log_weights", log_weights, atoms)
             check_mass("log_weights", log_weights, logs)
         else:
-            logs = torch.full_like(atoms[..., 0], -math.log(atoms.shape[-2]), dtype=_wide(atoms))
+            logs = torch.full_like(
+                atoms[..., 0], -math.log(atoms.shape[-2]), dtype=wide(atoms.dtype)
+            )
         check_finite("atoms", atoms, logs > -torch.inf)
         if times is not None:
             check_shape("times", times, atoms.shape[:-1], "One per atom.")
             check_same("device", ("atoms", atoms), ("times", times))
             check_finite("times", times[..., None], logs > -torch.inf)
-            times = _cover(times[..., None], logs)[..., 0]
-        _set(self, _cover(atoms, logs), logs, times)
+        _set(self, *_covered(atoms, logs, times))
 
     @classmethod
     def unchecked(cls, atoms: Points, log_weights: Weights, times: Times | None = None) -> Measure:
@@ -122,7 +126,7 @@ class Measure:
             return cls(tokens, times=times)
         check_atoms(tokens)
         check_shape("mask", mask, tokens.shape[:-1], "One per token, True for real tokens.")
-        kept = mask.to(_wide(tokens))
+        kept = mask.to(wide(tokens.dtype))
         return cls(tokens, kept / kept.sum(-1, keepdim=True).clamp_min(1), times=times)
 
     @classmethod
@@ -163,18 +167,21 @@ class Measure:
                 f"`order` must lie in 1..180 with at most 10^7 nodes, got {order}^{d} nodes. "
                 "Lower it, or use `Measure(torch.randn(n, d))`."
             )
-        root, info = torch.linalg.cholesky_ex(cov)
-        if not holds((info == 0).all()):
+        with full_precision(cov):
+            root, info = torch.linalg.cholesky_ex(widen(cov))
+            skew = (cov - cov.mT).abs().amax((-2, -1)) > 1e-4 * cov.abs().amax((-2, -1))
+        if not holds((info == 0).all() & ~skew.any() & mean.isfinite().all()):
             raise ValueError(
-                "`cov` must be positive definite, and its Cholesky factorisation failed. "
+                "`mean` must be finite and `cov` symmetric positive definite, and they are not. "
                 "Add a small multiple of the identity to a singular covariance."
             )
         nodes, weights = np.polynomial.hermite_e.hermegauss(order)
         logs = np.log(weights) - np.log(weights.sum())
         grids = lambda axis: np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
-        z = torch.from_numpy(grids(nodes)).to(mean)
-        logs = torch.from_numpy(grids(logs).sum(-1)).to(mean)
-        atoms = mean[..., None, :] + z @ root.mT
+        z = torch.from_numpy(grids(nodes)).to(root)
+        logs = torch.from_numpy(grids(logs).sum(-1)).to(root)
+        with full_precision(root):
+            atoms = (mean[..., None, :] + z @ root.mT).to(mean.dtype)
         return Measure.unchecked(atoms, logs.expand(atoms.shape[:-1]), None)
 
     @classmethod
@@ -199,9 +206,9 @@ class Measure:
         low = low if isinstance(low, Tensor) else torch.tensor([float(low)])
         high = high if isinstance(high, Tensor) else torch.tensor([float(high)]).to(low)
         check_shape("high", high, low.shape, "One number per coordinate of `low`.")
-        if low.ndim != 1 or size < 1 or not holds((high > low).all()):
+        if low.ndim != 1 or size != int(size) or size < 1 or not holds((high > low).all()):
             raise ValueError(
-                f"A grid needs corners of shape (d,) with low < high and size >= 1, got low "
+                f"A grid needs corners of shape (d,), low < high and a whole size >= 1, got low "
                 f"{low.tolist()}, high {high.tolist()}, size {size}."
             )
         ticks = (torch.arange(size, dtype=low.dtype, device=low.device) + 0.5) / size
@@ -222,9 +229,7 @@ class Measure:
             (tensor([0., 1.]), [2, 3])
         """
         parts = _alike(measures)
-        shapes = {m.batch_shape for m in parts}
-        if len(shapes) > 1:
-            raise ValueError(f"Measures must share their batch shape, got {sorted(shapes)}.")
+        _same_batches(parts)
         most = max(m.n for m in parts)
         slots = torch.arange(most, device=parts[0].atoms.device)
         spread = lambda t, m, axis: t.index_select(axis, slots.clamp(max=m.n - 1))
@@ -248,6 +253,7 @@ class Measure:
             tensor([0.7500])
         """
         parts = _alike(measures)
+        _same_batches(parts)
         if weights is None:
             weights = torch.full((len(parts),), 1 / len(parts)).to(parts[0].log_weights)
         check_shape("weights", weights, (len(parts),), "One per measure.")
@@ -257,7 +263,8 @@ class Measure:
         times = None
         if parts[0].times is not None:
             times = torch.cat([t for m in parts if (t := m.times) is not None], -1)
-        return Measure.unchecked(torch.cat([m.atoms for m in parts], -2), joined, times)
+        atoms = torch.cat([m.atoms for m in parts], -2)
+        return Measure.unchecked(*_covered(atoms, joined, times))
 
     @property
     def n(self) -> int:
@@ -328,18 +335,18 @@ class Measure:
 
     def mean(self) -> Float[Tensor, "*b d"]:
         r"""The barycentre $\int x\,d\mu/\mu(\mathbb R^d)$."""
-        return (self._shares() * self.atoms).sum(-2).to(self.atoms.dtype)
+        return self._barycentre().to(self.atoms.dtype)
 
     def covariance(self) -> Float[Tensor, "*b d d"]:
         r"""The covariance $\int(x-m)(x-m)^\top d\mu/\mu(\mathbb R^d)$ about the barycentre."""
-        centred = self.atoms - self.mean()[..., None, :]
-        return ((self._shares() * centred).mT @ centred.to(self.log_weights.dtype)).to(
-            self.atoms.dtype
-        )
+        centred = widen(self.atoms) - self._barycentre()[..., None, :]
+        with full_precision(centred):
+            result = (self.log_weights.softmax(-1)[..., None] * centred).mT @ centred
+        return result.to(self.atoms.dtype)
 
-    def _shares(self) -> Tensor:
-        """Weights of the normalised measure, `(..., n, 1)`."""
-        return self.log_weights.softmax(-1)[..., None]
+    def _barycentre(self) -> Tensor:
+        """The barycentre, in the dtype of the weights."""
+        return (self.log_weights.softmax(-1)[..., None] * self.atoms).sum(-2)
 
     def normalise(self) -> Measure:
         """The same measure scaled to mass one."""
@@ -364,18 +371,20 @@ class Measure:
             >>> mu.atoms.flatten(), mu.weights
             (tensor([0., 1.]), tensor([0.3333, 0.6667]))
         """
+        if not 0 <= tol < math.inf:
+            raise ValueError(f"`tol` must be a distance, got {tol}.")
         if self.batch_shape:
             return Measure.stack([m.merge(tol) for m in self])
         mu = self.strip()
-        x, logs, times = mu.atoms, mu.log_weights, mu.times
-        points = x if times is None else torch.cat([x, times[:, None].to(x)], -1)
-        label, first = label_points(points.detach() + 0.0, tol)  # -0.0 + 0.0 = 0.0
+        x, logs = widen(mu.atoms), mu.log_weights
+        label, first = label_points(mu.atoms.detach(), mu.times, tol)
         mass = logsumexp_by_label(logs, label, len(first))
         share = (logs - mass[label]).exp()[:, None]
         base = x[first]
         # relative to a member, so that equal points keep their very bits
         atoms = base + torch.zeros_like(base).index_add(0, label, share * (x - base[label]))
-        return Measure.unchecked(atoms, mass, None if times is None else times[first])
+        times = None if mu.times is None else mu.times[first]
+        return Measure.unchecked(atoms.to(mu.atoms.dtype), mass, times)
 
     def split(self, parts: int | Sequence[float] = 2, *, atom: int | None = None) -> Measure:
         """The same measure written with more atoms: each, or one, split where it stands.
@@ -388,24 +397,27 @@ class Measure:
             >>> pf.Measure(torch.zeros(2, 1)).split([0.25, 0.75], atom=0).weights
             tensor([0.1250, 0.3750, 0.5000])
         """
-        shares = [1 / parts] * parts if isinstance(parts, int) else list(parts)
-        if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+        if isinstance(parts, int):
+            shares = [1 / parts] * parts if parts > 0 else []
+        else:
+            shares = [float(p) for p in parts]
+        if not shares or not min(shares) >= 0 or not abs(sum(shares) - 1) <= 1e-9:
             raise ValueError(
                 f"`parts` must be a positive count or shares that sum to one, got {parts}."
             )
         if atom is not None and not -self.n <= atom < self.n:
             raise ValueError(f"`atom` must index one of {self.n} atoms, got {atom}.")
-        whole = torch.arange(self.n, device=self.atoms.device)
-        counts = torch.full_like(whole, len(shares))
+        places = torch.arange(self.n, device=self.atoms.device)
+        counts = torch.full_like(places, len(shares))
         logs = _log(torch.tensor(shares, dtype=torch.float64)).to(self.log_weights)
         offset = logs.repeat(self.n)
         if atom is not None:
-            counts = torch.ones_like(whole)
+            counts = torch.ones_like(places)
             counts[atom] = len(shares)
             offset = torch.zeros_like(offset[: self.n])
             at = atom % self.n
             offset = torch.cat([offset[:at], logs, offset[at + 1 :]])
-        index = whole.repeat_interleave(counts)
+        index = places.repeat_interleave(counts)
         times = None if self.times is None else self.times[..., index]
         return Measure.unchecked(
             self.atoms[..., index, :], self.log_weights[..., index] + offset, times
@@ -449,14 +461,21 @@ class Measure:
         """
         inside = region if isinstance(region, Tensor) else region(self.atoms)
         check_shape("region", inside, self.log_weights.shape, "True or False for each atom.")
+        if inside.dtype != torch.bool:
+            raise ValueError(
+                f"`region` must be True or False, got {inside.dtype}: `region.bool()`."
+            )
         logs = self.log_weights.masked_fill(~inside, -torch.inf)
         return Measure(self.atoms, log_weights=logs, times=self.times)
 
     def to(self, *args, **kwargs) -> Measure:
         """Move to a device or dtype, as `torch.Tensor.to`; log-weights stay float32 or better."""
         atoms = self.atoms.to(*args, **kwargs)
+        check_floating("atoms", atoms, "(..., n, d)", 2)
         times = None if self.times is None else self.times.to(atoms.device)
-        return Measure.unchecked(atoms, self.log_weights.to(atoms.device, _wide(atoms)), times)
+        return Measure.unchecked(
+            atoms, self.log_weights.to(atoms.device, wide(atoms.dtype)), times
+        )
 
     def detach(self) -> Measure:
         """The same measure outside the autograd graph."""
@@ -471,14 +490,17 @@ class Measure:
 
     def __getitem__(self, index: int | slice | Tensor | tuple) -> Measure:
         """Index the batch axes; a single measure comes without its padding."""
-        used = len(index) if isinstance(index, tuple) else 1
-        if used > len(self.batch_shape):
+        if not self.batch_shape:
             raise IndexError(
-                f"Only batch axes can be indexed: this measure has {len(self.batch_shape)}, the "
-                f"index {used}. Its points are `mu.atoms`, a part of them is `mu.restrict`."
+                "Only batch axes can be indexed, and a single measure has none. Its points are "
+                "`mu.atoms`, a part of them is `mu.restrict`."
             )
-        times = None if self.times is None else self.times[index]
-        return Measure.unchecked(self.atoms[index], self.log_weights[index], times).strip()
+        device = self.atoms.device
+        places = torch.arange(math.prod(self.batch_shape), device=device).reshape(self.batch_shape)
+        places = places[index]
+        pick = lambda t, axes: t.reshape(-1, *t.shape[-axes:])[places]
+        times = None if self.times is None else pick(self.times, 1)
+        return Measure.unchecked(pick(self.atoms, 2), pick(self.log_weights, 1), times).strip()
 
     def __iter__(self) -> Iterator[Measure]:
         """The measures of a batch, without padding."""
@@ -503,11 +525,6 @@ def _set(mu: Measure, atoms: Tensor, log_weights: Tensor, times: Tensor | None) 
     object.__setattr__(mu, "times", times)
 
 
-def _wide(atoms: Tensor) -> torch.dtype:
-    """The dtype of log-weights: the atoms', but never half precision."""
-    return torch.float32 if atoms.dtype in HALF else atoms.dtype
-
-
 def _log(weights: Tensor) -> Tensor:
     r"""Logarithm with $\log0=-\infty$ and gradient 0 there, not NaN."""
     zero = weights == 0
@@ -519,12 +536,14 @@ def _checked(name: str, given: Tensor, atoms: Tensor) -> Tensor:
     check_floating(name, given, "(..., n)", 1)
     check_shape(name, given, atoms.shape[:-1], "One per atom.")
     check_same("device", ("atoms", atoms), (name, given))
-    if given.dtype != _wide(atoms):
+    if given.dtype != wide(atoms.dtype):
         check_same("dtype", ("atoms", atoms), (name, given))
-    return given.to(_wide(atoms))
+    return given.to(wide(atoms.dtype))
 
 
-def _cover(values: Tensor, log_weights: Tensor) -> Tensor:
+def _covered(
+    atoms: Tensor, log_weights: Tensor, times: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Overwrite what is stored at atoms without mass by a copy of the heaviest atom.
 
     A copy, rather than zeros, because a function that is defined on the support need not be
@@ -532,10 +551,18 @@ def _cover(values: Tensor, log_weights: Tensor) -> Tensor:
     """
     dead = log_weights == -torch.inf
     if holds(~dead.any(), unknown=False):
-        return values
-    heaviest = log_weights.detach().argmax(-1)[..., None, None]
-    spare = values.detach().gather(-2, heaviest.expand(*heaviest.shape[:-1], values.shape[-1]))
-    return torch.where(dead[..., None], spare, values)
+        return atoms, log_weights, times
+    heaviest = log_weights.detach().argmax(-1, keepdim=True)
+    spare = atoms.detach().gather(-2, heaviest[..., None].expand(*heaviest.shape, atoms.shape[-1]))
+    if times is not None:
+        times = torch.where(dead, times.gather(-1, heaviest), times)
+    return torch.where(dead[..., None], spare, atoms), log_weights, times
+
+
+def _same_batches(parts: Sequence[Measure]) -> None:
+    shapes = {m.batch_shape for m in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"Measures must share their batch shape, got {sorted(shapes)}.")
 
 
 def _alike(measures: Sequence[Measure]) -> list[Measure]:
@@ -543,6 +570,8 @@ def _alike(measures: Sequence[Measure]) -> list[Measure]:
     parts = list(measures)
     if not parts:
         raise ValueError("Expected at least one measure, got an empty sequence.")
+    for m in parts:
+        check_kind("measures", m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
     for m in parts[1:]:
         if m.dim != parts[0].dim:
             raise ValueError(

@@ -34,7 +34,7 @@ class PreNorm(Norm):
 
     def wrap(self, gamma, dim, step):
         """Normalise what the map sees."""
-        return Residual(Compose(Pointwise(nn.LayerNorm(dim, self.eps)), gamma), step=step)
+        return Residual(Compose(_normal(dim, self.eps), gamma), step=step)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,12 @@ class PostNorm(Norm):
 
     def wrap(self, gamma, dim, step):
         """Normalise what comes out."""
-        return Compose(Residual(gamma, step=step), Pointwise(nn.LayerNorm(dim, self.eps)))
+        return Compose(Residual(gamma, step=step), _normal(dim, self.eps))
+
+
+def _normal(dim: int, eps: float) -> Pointwise:
+    """A LayerNorm as a map of points."""
+    return Pointwise(nn.LayerNorm(dim, eps), dim=dim, out_dim=dim)
 
 
 class Transformer(Compose):
@@ -105,7 +110,7 @@ class Transformer(Compose):
         inner = width or dim
         layers: list[InContextMap] = []
         if width is not None:
-            layers.append(Linear(dim, inner))
+            layers.append(Pointwise(nn.Linear(dim, inner), dim=dim, out_dim=inner))
         for _ in range(depth):
             attention = Attention(
                 inner,
@@ -122,7 +127,8 @@ class Transformer(Compose):
                 else:
                     layers.append(norm.wrap(gamma, inner, step))
         if width is not None or out_dim is not None:
-            layers.append(Linear(inner, out_dim or dim))
+            last = out_dim or dim
+            layers.append(Pointwise(nn.Linear(inner, last), dim=inner, out_dim=last))
         super().__init__(*layers)
 
     @classmethod
@@ -150,11 +156,3 @@ class Transformer(Compose):
             out_dim=out_dim,
             head_dim=1,
         )
-
-
-class Linear(Pointwise):
-    """An affine map of points, for embedding and read-out."""
-
-    def __init__(self, dim: int, out_dim: int):
-        super().__init__(nn.Linear(dim, out_dim))
-        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim

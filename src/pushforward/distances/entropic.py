@@ -1,14 +1,16 @@
 """The Sinkhorn divergence, on the two reductions."""
 
+import math
 import warnings
 
 import torch
 from torch import Tensor
 
+from .._checks import check_no_tangent
 from ..affinities import Scores, SquaredDistance
 from ..measures import Measure
 from ..normalisers import alternate
-from ._common import Distance, pair
+from ._common import Distance, Once, pair
 
 
 def sinkhorn_divergence(
@@ -35,10 +37,16 @@ def sinkhorn_divergence(
         >>> pf.sinkhorn_divergence(mu, mu.push(lambda x: x + 1), eps=0.1)
         tensor(2.)
     """
+    if not (0 < eps < math.inf and 0 < tol < math.inf and max_steps >= 1):
+        raise ValueError(
+            f"`eps` and `tol` must be positive and finite and `max_steps` at least 1, got "
+            f"eps={eps}, tol={tol}, max_steps={max_steps}."
+        )
     a, b = pair(mu, nu)
+    check_no_tangent("The Sinkhorn divergence", a.atoms, a.log_weights, b.atoms, b.log_weights)
     cost = lambda x, y: _entropic_cost(x, y, eps, tol, max_steps)
     value = cost(a, b) - (cost(a, a) + cost(b, b)) / 2
-    return value.to(mu.log_weights.dtype)
+    return Once.apply(value.to(mu.log_weights.dtype))
 
 
 def _entropic_cost(mu: Measure, nu: Measure, eps: float, tol: float, max_steps: int) -> Tensor:
@@ -47,6 +55,8 @@ def _entropic_cost(mu: Measure, nu: Measure, eps: float, tol: float, max_steps: 
     By the envelope theorem its gradient leaves the potentials fixed: $f$ is evaluated once more
     as a function of its own point, everything else held constant, and so is $g$.
     """
+    if not mu.atoms.numel():
+        return mu.log_weights.sum(-1)  # an empty batch
     held_mu = mu.detach()
     held_nu = held_mu if nu is mu else nu.detach()
     with torch.no_grad():

@@ -13,7 +13,6 @@ Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever t
 size.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from types import ModuleType
 from typing import Literal, get_args
@@ -22,7 +21,8 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from .._checks import HALF, check_reduction
+from .._checks import check_reduction
+from .._precision import HALF, full_precision, wide
 from . import reference, streamed
 
 __all__ = ["average", "log_integral"]
@@ -67,9 +67,11 @@ def log_integral(
         tensor([0.])
     """
     check_reduction(q, k, None, bias, times)
-    q, k, bias = _widen(q, k, bias)
-    with _full_precision(q):
-        return _implementation(impl or _choose(q, k)).log_integral(q, k, bias, times, guard)
+    q, k, bias = _align(q, k, bias)
+    with full_precision(q):
+        return implementation(impl or _choose(q, k)).log_integral(
+            q, k, bias, _comparable(times), guard
+        )
 
 
 def average(
@@ -104,40 +106,43 @@ def average(
     """
     check_reduction(q, k, v, bias, times)
     kept = v.dtype
-    q, k, bias, v = _widen(q, k, bias, v)
-    with _full_precision(q):
-        out = _implementation(impl or _choose(q, k)).average(q, k, v, bias, times, guard)
+    q, k, bias, v = _align(q, k, bias, v)
+    with full_precision(q):
+        out = implementation(impl or _choose(q, k)).average(
+            q, k, v, bias, _comparable(times), guard
+        )
     return out.to(kept)
 
 
 def _choose(q: Tensor, k: Tensor) -> Impl:
     """Dense while the pairs are few."""
-    pairs = max(prod(q.shape[:-2]), prod(k.shape[:-2])) * q.shape[-2] * k.shape[-2]
+    batch = q.shape[:-2]
+    if k.shape[:-2] != batch:
+        batch = torch.broadcast_shapes(batch, k.shape[:-2])
+    pairs = prod(batch) * q.shape[-2] * k.shape[-2]
     few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
     return "reference" if pairs <= few else "streamed"
 
 
-def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Bring all to the widest of their dtypes, and no score to half precision."""
+def _align(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Bring all to the widest of their dtypes, and none to half precision."""
     dtype = tensors[0].dtype
     if dtype not in HALF and all(t.dtype == dtype for t in tensors):
         return tensors
-    dtype = torch.float32
     for t in tensors:
         dtype = torch.promote_types(dtype, t.dtype)
-    return tuple(t.to(dtype) for t in tensors)
+    return tuple(t.to(wide(dtype)) for t in tensors)
 
 
-def _full_precision(q: Tensor) -> AbstractContextManager:
-    """Keep autocast away from the scores: in half precision the log-weights would be rounded."""
-    kind = q.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+def _comparable(times: Clock | None) -> Clock | None:
+    """Times in one dtype: an integer time must not be rounded to a float32 one."""
+    if times is None or times[0].dtype == times[1].dtype:
+        return times
+    return times[0].double(), times[1].double()
 
 
-_AS_IT_IS = nullcontext()
-
-
-def _implementation(impl: str) -> ModuleType:
+def implementation(impl: str) -> ModuleType:
+    """The module behind a name, or an error that lists the names."""
     match impl:
         case "reference":
             return reference

@@ -10,23 +10,27 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from .._checks import check_no_tangent
+
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Elements of a tile and its largest width: cache on a CPU, enough parallel work on a GPU."""
 
 
 def log_integral(q: Tensor, k: Tensor, bias: Tensor, times, guard: bool) -> Tensor:
     """Tile by tile, with a running maximum; always guarded, it costs nothing here."""
+    check_no_tangent("The streamed log-integral", q, k, bias)
     batch, (q, k, bias), clock = _fold((q, k, bias[..., None]), times)
-    _, log_z = reduce_tiles(q, k, k[..., :0], bias[..., 0], *clock)
-    return log_z.reshape(*batch, q.shape[-2])
+    _, top, rest = reduce_tiles(q, k, k[..., :0], bias[..., 0], *clock)
+    return (top + rest).reshape(*batch, q.shape[-2])
 
 
 def average(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, times, guard: bool) -> Tensor:
     """Fused attention where it fits, tiles elsewhere."""
     if times is None and q.device.type == "cpu" and min(q.shape[-2], k.shape[-2]) > 0:
         return _fused(q, k, v, bias, guard)
+    check_no_tangent("The streamed average", q, k, v, bias)
     batch, (q, k, v, bias), clock = _fold((q, k, v, bias[..., None]), times)
-    out, _ = reduce_tiles(q, k, v, bias[..., 0], *clock)
+    out, *_ = reduce_tiles(q, k, v, bias[..., 0], *clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
@@ -47,13 +51,18 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor
     r"""Mass rides inside the keys, $\langle q,k\rangle+b=\langle(q,1),(k,b)\rangle$.
 
     So the weights get their gradient from the keys' and no mask is formed. The fused kernel wants
-    one width for queries, keys and values: zeros fill the rest.
+    one width for queries, keys and values: zeros fill the rest. Keys are measured from their mean
+    and the bias from its maximum, which shifts each query's scores by a constant and keeps the
+    kernel's stored log-sum-exp, hence its gradients, accurate.
     """
     if guard:
         dead = bias == -torch.inf
         k, v = (t.masked_fill(dead[..., None], 0) for t in (k, v))
         # Without any mass the values are all 0 by now, hence the average and its gradients too.
         bias = bias.masked_fill(dead.all(-1, keepdim=True), 0)
+    k = k - k.detach().mean(-2, keepdim=True)
+    # Finite, because the gradient of the constant 1 is thrown away but should not be 0 * inf.
+    bias = (bias - bias.detach().amax(-1, keepdim=True)).clamp_min(-1e30)
     batch, (q, k, v, bias), _ = _fold((q, k, v, bias[..., None]), None)
     width = max(q.shape[-1] + 1, v.shape[-1])
     q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
@@ -99,15 +108,19 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor, hidden: Tensor | None) -> Tensor
 @torch.library.custom_op("pushforward::reduce_tiles", mutates_args=())
 def reduce_tiles(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, asked: Tensor | None, told: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Average and log-integral of `[b, m, k]` queries in one pass; `v` may have width 0."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Average and log-integral of `[b, m, k]` queries in one pass; `v` may have width 0.
+
+    The log-integral comes as the largest score and the rest, whose sum would be rounded at the
+    size of the former and spoil the gradients of large scores.
+    """
     dead = (bias == -torch.inf)[..., None]
     k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
     out = q.new_empty(*q.shape[:2], v.shape[-1])
-    log_z = q.new_empty(q.shape[:2])
+    tops, rests = q.new_empty(q.shape[:2]), q.new_empty(q.shape[:2])
     rows, columns = _tiles(q, k)
     for i, j in rows:
-        top = torch.full_like(log_z[i, j, None], -torch.inf)
+        top = torch.full_like(tops[i, j, None], -torch.inf)
         total, mean = torch.zeros_like(top), torch.zeros_like(out[i, j])
         for c, hidden in _seen(asked, told, i, j, columns):
             scores = _scores(q[i, j], k[i, c], bias[i, c], hidden)
@@ -117,14 +130,16 @@ def reduce_tiles(
             total = total * fade + p.sum(-1, keepdim=True)
             mean = mean * fade + p @ v[i, c]
             top = new
-        log_z[i, j] = (top + total.log())[..., 0]
-        out[i, j] = mean / total.masked_fill(total == 0, 1)
-    return out, log_z
+        total = total.masked_fill(total == 0, 1)
+        tops[i, j], rests[i, j] = top[..., 0], total.log()[..., 0]
+        out[i, j] = mean / total
+    return out, tops, rests
 
 
 @reduce_tiles.register_fake
 def _(q, k, v, bias, asked, told):
-    return q.new_empty(*q.shape[:2], v.shape[-1]), q.new_empty(q.shape[:2])
+    line = q.shape[:2]
+    return q.new_empty(*line, v.shape[-1]), q.new_empty(line), q.new_empty(line)
 
 
 @torch.library.custom_op("pushforward::reduce_tiles_backward", mutates_args=())
@@ -142,20 +157,21 @@ def reduce_tiles_backward(
     log-integral $\ell$:
     $$S'_{ij}=P_{ij}\,(\langle o'_i,v_j\rangle-\langle o'_i,o_i\rangle+\ell'_i),\qquad
       v'=P^\top o',\quad q'=S'k,\quad k'=S'^\top q,\quad b'_j=\sum_iS'_{ij}.$$
-    A query that sees nothing has $\ell=-\infty$, and its row of $P$ is 0.
-    What is not wanted comes back as zeros.
+    A query that sees nothing has $\ell=-\infty$, and its row of $P$ is 0. What is not wanted
+    comes back as zeros.
     """
-    (q, k, v, bias), (out, log_z), (d_out, d_log_z) = inputs, outputs, grads
-    dead, empty = (bias == -torch.inf)[..., None], log_z == -torch.inf
+    (q, k, v, bias), (out, top, rest), (d_out, d_log_z) = inputs, outputs, grads
+    dead, empty = (bias == -torch.inf)[..., None], top == -torch.inf
     k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
-    log_z = log_z.masked_fill(empty, torch.inf)
+    top = top.masked_fill(empty, torch.inf)
     d_out = d_out.masked_fill(empty[..., None], 0)
     slope = d_log_z.masked_fill(empty, 0) - (d_out * out).sum(-1)
     dq, dk, dv, db = (torch.zeros_like(t) for t in inputs)
     rows, columns = _tiles(q, k)
     for i, j in rows:
         for c, hidden in _seen(asked, told, i, j, columns):
-            p = _scores(q[i, j], k[i, c], bias[i, c], hidden).sub_(log_z[i, j, None]).exp_()
+            p = _scores(q[i, j], k[i, c], bias[i, c], hidden)
+            p = p.sub_(top[i, j, None]).sub_(rest[i, j, None]).exp_()
             if wanted[2]:
                 dv[i, c] += p.mT @ d_out[i, j]
             ds = p.mul_((d_out[i, j] @ v[i, c].mT).add_(slope[i, j, None]))
@@ -177,7 +193,7 @@ def _remember(ctx, inputs, output):
     ctx.save_for_backward(*inputs, *output)
 
 
-def _differentiate(ctx, d_out, d_log_z):
+def _differentiate(ctx, d_out, d_log_z, _):  # the log-integral is top + rest: one gradient
     q, k, v, bias, asked, told, *outputs = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:4])
     grads = reduce_tiles_backward([q, k, v, bias], asked, told, outputs, [d_out, d_log_z], wanted)

@@ -1,0 +1,25 @@
+"""What is computed in which dtype: log-weights and scores are never half precision."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+_AS_IT_IS = nullcontext()
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself, or float32 instead of half precision."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def widen(x: Tensor) -> Tensor:
+    """The tensor itself, or in float32 instead of half precision."""
+    return x.float() if x.dtype in HALF else x
+
+
+def full_precision(x: Tensor) -> AbstractContextManager:
+    """Keep autocast away: in half precision products would round weights and positions."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
