@@ -36,7 +36,7 @@ CASES = {
     "no atoms": (lambda: pf.Measure(torch.ones(0, 2)), "at least one atom"),
     "flat atoms": (lambda: pf.Measure(torch.ones(3)), "points[:, None]"),
     "integer atoms": (lambda: pf.Measure(torch.ones(3, 2).long()), "floating point, got"),
-    "a list": (lambda: pf.Measure([[1.0]]), "must be a torch.Tensor"),
+    "a list": (lambda: pf.Measure([[1.0]]), "must be a Tensor"),
     "NaN atoms": (lambda: pf.Measure(torch.tensor([[1.0], [NAN]])), "weight zero to leave"),
     "weights of another dtype": (
         lambda: pf.Measure(X.double(), torch.ones(3, dtype=torch.float32)),
@@ -135,7 +135,7 @@ CASES = {
         lambda: pf.wasserstein(MU, pf.Measure(ones(3, 1))),
         "R^2 and R^1",
     ),
-    "distance of tensors": (lambda: pf.wasserstein(X, X), "two Measures"),
+    "distance of tensors": (lambda: pf.wasserstein(X, X), "must be a Measure, got Tensor"),
     "an exponent below one": (lambda: pf.wasserstein(MU, MU, p=0.5), "at least 1"),
     "a negative bandwidth": (lambda: pf.mmd(MU, MU, bandwidth=0.0), "must be positive"),
     "a negative eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=0.0), "must be positive"),

@@ -462,9 +462,7 @@ class Measure:
         inside = region if isinstance(region, Tensor) else region(self.atoms)
         check_shape("region", inside, self.log_weights.shape, "True or False for each atom.")
         if inside.dtype != torch.bool:
-            raise ValueError(
-                f"`region` must be True or False, got {inside.dtype}: `region.bool()`."
-            )
+            raise ValueError(f"`region` must be boolean, got {inside.dtype}. Use `region.bool()`.")
         logs = self.log_weights.masked_fill(~inside, -torch.inf)
         return Measure(self.atoms, log_weights=logs, times=self.times)
 

@@ -55,8 +55,8 @@ def log_integral(
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
         times: of queries and of atoms, for causal masking.
         impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: whether atoms without mass may hold NaN or inf, and queries may see nothing. Those
-            who know better, as the layers on measures do, save the time.
+        guard: whether shapes are checked, atoms without mass may hold NaN or inf, and queries may
+            see nothing. Those who know better, as the layers on measures do, save the time.
 
     Returns:
         One number per query, in the bias's dtype or better; $-\infty$ where nothing is seen.
@@ -66,7 +66,8 @@ def log_integral(
         >>> pf.ops.log_integral(q, k, torch.full((4,), 0.25).log())
         tensor([0.])
     """
-    check_reduction(q, k, None, bias, times)
+    if guard:
+        check_reduction(q, k, None, bias, times)
     q, k, bias = _align(q, k, bias)
     with full_precision(q):
         return implementation(impl or _choose(q, k)).log_integral(
@@ -93,8 +94,8 @@ def average(
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
         times: of queries and of atoms, for causal masking.
         impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: whether atoms without mass may hold NaN or inf, and queries may see nothing. Those
-            who know better, as the layers on measures do, save the time.
+        guard: whether shapes are checked, atoms without mass may hold NaN or inf, and queries may
+            see nothing. Those who know better, as the layers on measures do, save the time.
 
     Returns:
         One value per query, in the dtype of `v`; 0 where nothing is seen.
@@ -104,7 +105,8 @@ def average(
         >>> pf.ops.average(q, k, v, torch.tensor([0.25, 0.75]).log())
         tensor([[6.0000]])
     """
-    check_reduction(q, k, v, bias, times)
+    if guard:
+        check_reduction(q, k, v, bias, times)
     kept = v.dtype
     q, k, bias, v = _align(q, k, bias, v)
     with full_precision(q):
