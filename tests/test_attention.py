@@ -159,13 +159,30 @@ def test_small_and_large_go_different_ways_to_the_same_answer():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("affinity", [pf.Dot(), pf.SquaredDistance(1.0)])
-def test_half_precision_scores_are_single(affinity):
+def test_half_precision_scores_are_single():
     """Keys and shifts of bf16 points are computed in float32: the score of a point with itself."""
+    affinity = pf.SquaredDistance(1.0)
     k = (3 * torch.randn(200, 4)).bfloat16()
+    eps = affinity.eps
     origin = affinity.origin(k, torch.zeros(200, dtype=torch.float32))
-    (q, row), (keys, column) = affinity.queries(k, origin), affinity.keys(k, origin)
-    assert q.dtype == torch.float32
-    if column is not None:
-        own = (q * keys).sum(-1) + row + column
-        assert own.dtype == torch.float32 and own.abs().max() < 1e-4
+    points, shift = affinity.place(k, origin)
+    own = affinity.factor(4) * points.square().sum(-1) + 2 * shift
+    assert own.dtype == torch.float32 and own.abs().max() < 1e-4 / eps
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("log_ratio", [-600.0, 5.0, 600.0])
+def test_masses_of_both_sides_do_not_matter(log_ratio):
+    """Potentials of unequal masses must not drift: float32, many steps, cross-attention."""
+    gamma = pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(300)).float()
+    mu, nu = measure(6).to(torch.float32), measure(5).to(torch.float32)
+    heavy = pf.Measure(nu.atoms, log_weights=nu.log_weights + log_ratio)
+    # log-weights of size 600 are themselves rounded to 600 units of float32
+    slack = (10 + abs(log_ratio)) * torch.finfo(torch.float32).eps
+    assert worst(gamma(mu, heavy), gamma(mu, nu)) < 10 * slack
+
+
+def test_traits_show_on_composites():
+    causal = pf.Transformer(2, depth=1, mask=pf.Causal(), norm=pf.PreNorm())
+    assert causal.causal and not causal.two_sided
+    assert pf.Residual(pf.Attention(2, normaliser=pf.Sinkhorn(2))).two_sided

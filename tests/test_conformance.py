@@ -84,7 +84,9 @@ def test_batches_broadcast(gamma):
     several = gamma(mu, torch.stack([x, x + 1]), torch.stack([t, t]))
     assert worst(several[1], gamma(mu, x + 1, t)) < TOL
     batch = pf.Measure.stack([mu, mu.push(lambda x: x - 1)])
-    assert worst(gamma(batch, x[None], t[None])[0], gamma(mu, x, t)) < TOL
+    both = gamma(batch, x[None], t[None])
+    assert both.shape[:2] == (2, 4)
+    assert worst(both[0], gamma(mu, x, t)) < TOL
 
 
 @pytest.mark.slow

@@ -127,6 +127,8 @@ CASES = {
     "nothing to compose": (lambda: pf.Compose(), "at least one map"),
     "a skip between spaces": (lambda: pf.MLP(2, 4, out_dim=3, skip=True), "out_dim = dim"),
     "no depth": (lambda: pf.Transformer(2, depth=0), "at least 1"),
+    "no width": (lambda: pf.Transformer(2, depth=1, width=0), "at least 1"),
+    "an MLP without hidden units": (lambda: pf.MLP(2, 0), "must be positive"),
     "a model that loses tokens": (
         lambda: pf.from_sequence_model(lambda x: x[:1])(MU),
         "One per token",

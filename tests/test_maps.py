@@ -175,6 +175,10 @@ def test_a_curried_map_keeps_no_stale_work():
     with torch.inference_mode():
         curried(x)
     curried(x).sum().backward()
+    with torch.no_grad():
+        curried(x)
+        gamma.V.weight = torch.nn.Parameter(torch.randn_like(gamma.V.weight))
+        assert torch.equal(curried(x), gamma(mu, x))
 
 
 @torch.no_grad()
@@ -188,7 +192,18 @@ def test_no_queries_and_no_measures():
 @torch.no_grad()
 def test_a_pointwise_map_answers_for_every_context():
     batch = pf.Measure.stack([measure(), measure()])
-    assert pf.MLP(2, 4)(batch, torch.randn(3, 2)).shape == (2, 3, 2)
+    mlp = pf.MLP(2, 4)
+    for x in (torch.randn(3, 2), torch.randn(1, 3, 2)):
+        assert mlp(batch, x).shape == mlp.at(batch)(x).shape == (2, 3, 2)
+
+
+@torch.no_grad()
+def test_a_measure_of_queries_shares_the_context_work():
+    """Softmax does not look at the weights of queries: no layer is conditioned twice."""
+    layers = [Recorder() for _ in range(3)]
+    model, mu, nu = pf.Compose(*layers), measure(6), measure(3)
+    assert torch.equal(model(mu, nu), model(mu, nu.atoms))
+    assert sorted(layers[0].asked) == [3, 3, 6, 6]
 
 
 @torch.no_grad()

@@ -170,6 +170,8 @@ def test_gaussian_in_the_plane_and_in_batches():
     assert worst(mu.mean(), mean) < 1e-13 and worst(mu.covariance(), cov) < 1e-13
     both = pf.Measure.gaussian(torch.stack([mean, -mean]), torch.stack([cov, 2 * cov]), order=6)
     assert worst(both.covariance()[1], 2 * cov) < 1e-13
+    round_ = pf.Measure.gaussian(mean, 0.5, order=3)
+    assert worst(round_.covariance(), 0.5 * torch.eye(2)) < 1e-13
     image = mu.push(lambda x: x @ cov + 1)
     assert worst(image.covariance(), cov @ cov @ cov) < 1e-12
 

@@ -8,6 +8,7 @@ import torch
 from pushforward import ops
 
 SIZES = [1, 63, 1000]
+FAST = [impl for impl in ops.IMPLS if impl != "reference"]
 
 
 def inputs(m, n, dtype=torch.float64, *, timed=False):
@@ -30,15 +31,16 @@ def run(op, tensors, times, impl, grad):
     return [out.detach(), *torch.autograd.grad(shown, args, grad[: out.numel()].view_as(out))]
 
 
+@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("timed", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("op", ["log_integral", "average"])
-def test_streamed_is_the_reference_in_float64(op, m, n, timed):
+def test_fast_is_the_reference_in_float64(op, m, n, timed, impl):
     tensors, times = inputs(m, n, timed=timed)
     grad = torch.randn(2 * 3 * m * 4)
     pairs = zip(
-        run(op, tensors, times, "streamed", grad),
+        run(op, tensors, times, impl, grad),
         run(op, tensors, times, "reference", grad),
         strict=True,
     )
@@ -49,10 +51,11 @@ def test_streamed_is_the_reference_in_float64(op, m, n, timed):
         assert (got - expected).masked_fill(both, 0).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("timed", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (63, 1000), (1000, 63), (1000, 1000)])
 @pytest.mark.parametrize("op", ["log_integral", "average"])
-def test_streamed_float32_is_as_good_as_dense_float32(op, m, n, timed):
+def test_fast_float32_is_as_good_as_dense_float32(op, m, n, timed, impl):
     """At most twice the error of the float32 reference, both against float64.
 
     Besides, a matrix product sums its terms one by one, where the reference sums in pairs: a
@@ -62,7 +65,7 @@ def test_streamed_float32_is_as_good_as_dense_float32(op, m, n, timed):
     grad = torch.randn(2 * 3 * m * 4)
     exact = run(op, [t.double() for t in tensors], times, "reference", grad)
     dense = run(op, tensors, times, "reference", grad.float())
-    fast = run(op, tensors, times, "streamed", grad.float())
+    fast = run(op, tensors, times, impl, grad.float())
     for e, d, f in zip(exact, dense, fast, strict=True):
         hidden = e.isneginf()
         error = lambda t: (t.double() - e).masked_fill(hidden, 0).norm()  # noqa: B023
@@ -94,6 +97,21 @@ class TestDefinition:
                     else:
                         assert (log_z[b, h, i] - total.log()).abs() < 1e-13
                         assert (mean[b, h, i] - moment / total).abs().max() < 1e-13
+
+    def test_scale(self, impl):
+        """A factor of the dot products, in any dtype, with gradients."""
+        (q, k, v, _), _ = inputs(3, 4)
+        k, v = torch.randn_like(k), torch.randn_like(v)
+        for f in (
+            lambda q, s: ops.average(q, k, v, torch.zeros(4), scale=s, impl=impl),
+            lambda q, s: ops.log_integral(q, k, torch.zeros(4), scale=s, impl=impl),
+        ):
+            assert (f(q, 0.3) - f(0.3 * q, 1.0)).abs().max() < 1e-13
+            x = q.clone().requires_grad_()
+            y = q.clone().requires_grad_()
+            (gx,) = torch.autograd.grad(f(x, 0.3).sum(), x)
+            (gy,) = torch.autograd.grad(f(0.3 * y, 1.0).sum(), y)
+            assert (gx - gy).abs().max() < 1e-13
 
     def test_ties_are_seen(self, impl):
         q, k, v = torch.zeros(1, 1), torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [4.0]])

@@ -105,13 +105,29 @@ def check_mass(name: str, weights: Tensor, log_weights: Tensor) -> None:
         )
 
 
-def check_finite(name: str, tensor: Tensor, live: Tensor) -> None:
-    """Raise unless `tensor[..., n, d]` is finite where `live[..., n]`."""
-    if not holds((tensor.isfinite().all(-1) | ~live).all()):
-        raise ValueError(
-            f"`{name}` must be finite wherever the weight is positive, got NaN or inf. "
-            "Give such points weight zero to leave them out."
-        )
+def check_values(
+    atoms: Tensor, logs: Tensor, times: Tensor | None, given: tuple[str, Tensor] | None
+) -> None:
+    """Raise unless weights are good, and points and times finite where there is mass.
+
+    `given` is what the user gave, `logs` what became of it. Good values cost one read of the
+    device; only bad ones are looked at again, to say what is wrong.
+    """
+    live = logs > -torch.inf
+    located = {"atoms": atoms} if times is None else {"atoms": atoms, "times": times[..., None]}
+    good = (live.any(-1) & (logs < torch.inf).all(-1)).all()
+    for points in located.values():
+        good = good & (points.isfinite().all(-1) | ~live).all()
+    if holds(good):
+        return
+    if given is not None:
+        check_mass(*given, logs)
+    for name, points in located.items():
+        if not holds((points.isfinite().all(-1) | ~live).all()):
+            raise ValueError(
+                f"`{name}` must be finite wherever the weight is positive, got NaN or inf. "
+                "Give such points weight zero to leave them out."
+            )
 
 
 def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:

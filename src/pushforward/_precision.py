@@ -23,3 +23,13 @@ def full_precision(x: Tensor) -> AbstractContextManager:
     """Keep autocast away: in half precision products would round weights and positions."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+
+
+def align(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Bring all to the widest of their dtypes, and none to half precision."""
+    dtype = tensors[0].dtype
+    if dtype not in HALF and all(t.dtype == dtype for t in tensors):
+        return tensors
+    for t in tensors:
+        dtype = torch.promote_types(dtype, t.dtype)
+    return tuple(t.to(wide(dtype)) for t in tensors)

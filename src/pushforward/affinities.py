@@ -1,14 +1,14 @@
 r"""Affinities $A(q,k)$: how much a query and a key have to do with each other.
 
-Every affinity here is a biased dot product, $A(q_i,k_j)=\langle q'_i,k'_j\rangle+r_i+c_j$, so that
-all of them run on the same two reductions.
+Every affinity here is a biased dot product, $A(q,k)=s\,\langle q',k'\rangle+c(q)+c(k)$, with the
+same change of points $x\mapsto x'$ and shift $c$ on both sides, so that all of them run on the
+same two reductions.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,24 +16,29 @@ from torch import Tensor
 from . import ops
 from ._precision import widen
 
-Side = tuple[Tensor, Tensor | None]
-"""Transformed points and their shift of the score, None for zero."""
+
+class Placed(NamedTuple):
+    """Points as an affinity wants them."""
+
+    points: Tensor
+    shift: Tensor | None
+    """What a point adds to all its scores, None for zero."""
 
 
 class Affinity(ABC):
     r"""A score $A(q,k)$ of a query and a key, as a biased dot product."""
 
+    @abstractmethod
+    def factor(self, width: int) -> float:
+        r"""The factor $s$, for points in $\mathbb R^k$ of that width."""
+
+    @abstractmethod
     def origin(self, k: Tensor, log_weights: Tensor) -> Tensor | None:
         """A point the context chooses to measure from, for accuracy; never changes the score."""
-        return None
 
     @abstractmethod
-    def queries(self, q: Float[Tensor, "*b m k"], origin: Tensor | None) -> Side:
-        r"""$q'$ and $r$."""
-
-    @abstractmethod
-    def keys(self, k: Float[Tensor, "*b n k"], origin: Tensor | None) -> Side:
-        r"""$k'$ and $c$."""
+    def place(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Placed:
+        r"""$x'$ and $c(x)$, for queries and keys alike."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,17 @@ class Dot(Affinity):
 
     scale: float | None = None
 
-    def queries(self, q, origin):
-        """The scale goes into the queries."""
-        return widen(q) * (1 / sqrt(q.shape[-1]) if self.scale is None else self.scale), None
+    def factor(self, width):
+        r"""$s$."""
+        return 1 / sqrt(width) if self.scale is None else self.scale
 
-    def keys(self, k, origin):
-        """Keys stay as they are."""
-        return k, None
+    def origin(self, k, log_weights):
+        """The origin is part of a dot product."""
+        return None
+
+    def place(self, x, origin):
+        """Points stay as they are."""
+        return Placed(x, None)
 
 
 @dataclass(frozen=True)
@@ -75,19 +84,18 @@ class SquaredDistance(Affinity):
         if not self.eps > 0:
             raise ValueError(f"`eps` must be positive, got {self.eps}.")
 
+    def factor(self, width):
+        r"""$2/\varepsilon$."""
+        return 2 / self.eps
+
     def origin(self, k, log_weights):
         """The barycentre of the keys."""
         return (log_weights.softmax(-1)[..., None] * widen(k)).sum(-2, keepdim=True).detach()
 
-    def queries(self, q, origin):
-        r"""$\frac2\varepsilon(q-o)$ and $-|q-o|^2/\varepsilon$."""
-        q = widen(q) - origin
-        return q * (2 / self.eps), -q.square().sum(-1) / self.eps
-
-    def keys(self, k, origin):
-        r"""$k-o$ and $-|k-o|^2/\varepsilon$."""
-        k = widen(k) - origin
-        return k, -k.square().sum(-1) / self.eps
+    def place(self, x, origin):
+        r"""$x-o$ and $-|x-o|^2/\varepsilon$."""
+        x = widen(x) - origin
+        return Placed(x, -x.square().sum(-1) / self.eps)
 
 
 @dataclass(frozen=True)
@@ -95,44 +103,55 @@ class Scores:
     r"""An affinity between two clouds: what can be integrated over either side.
 
     Args:
-        rows: $q'$ and $r$.
-        columns: $k'$ and $c$.
+        queries: the query side, placed.
+        keys: the key side, placed.
+        scale: $s$.
         impl: implementation of the reductions, None to choose by size.
     """
 
-    rows: Side
-    columns: Side
-    impl: ops.Impl | None
-
-    @classmethod
-    def between(
-        cls,
-        affinity: Affinity,
-        q: Float[Tensor, "*#b m k"],
-        k: Float[Tensor, "*#b n k"],
-        log_weights: Float[Tensor, "*#b n"],
-        impl: ops.Impl | None = None,
-    ) -> Scores:
-        """Score every point of `q` against every point of `k`, without forming the matrix."""
-        origin = affinity.origin(k, log_weights)
-        return cls(affinity.queries(q, origin), affinity.keys(k, origin), impl)
+    queries: Placed
+    keys: Placed
+    scale: float
+    impl: ops.Impl | None = None
 
     def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
         r"""$\log\sum_je^{A(q_i,k_j)+b_j}$, a function of the queries."""
-        return _log_integral(self.rows, self.columns, bias, self.impl)
+        return self._log_integral(self.queries, self.keys, bias)
 
     def over_queries(self, bias: Float[Tensor, "*#b m"]) -> Float[Tensor, "*o n"]:
         r"""$\log\sum_ie^{A(q_i,k_j)+b_i}$, a function of the keys."""
-        return _log_integral(self.columns, self.rows, bias, self.impl)
+        return self._log_integral(self.keys, self.queries, bias)
+
+    def average(
+        self, v: Tensor, bias: Float[Tensor, "*#b n"], times: ops.Clock | None = None
+    ) -> Tensor:
+        r"""The mean of $v_j$ with weights $e^{A(q_i,k_j)+b_j}$; the queries' shift cancels."""
+        bias = _shifted(bias, self.keys.shift)
+        q, k = self.queries.points, self.keys.points
+        return ops.average(
+            q, k, v, bias, scale=self.scale, times=times, impl=self.impl, guard=False
+        )
+
+    def _log_integral(self, asked: Placed, summed: Placed, bias: Tensor) -> Tensor:
+        bias = _shifted(bias, summed.shift)
+        result = ops.log_integral(
+            asked.points, summed.points, bias, scale=self.scale, impl=self.impl, guard=False
+        )
+        return _shifted(result, asked.shift)
 
 
-def shifted(bias: Tensor, shift: Tensor | None) -> Tensor:
-    """Add a shift of the score to a bias, at the bias's precision."""
-    return bias if shift is None else bias + shift
-
-
-def _log_integral(asked: Side, summed: Side, bias: Tensor, impl: ops.Impl | None) -> Tensor:
-    result = ops.log_integral(
-        asked[0], summed[0], shifted(bias, summed[1]), impl=impl, guard=False
+def scores(
+    affinity: Affinity,
+    q: Float[Tensor, "*#b m k"],
+    k: Float[Tensor, "*#b n k"],
+    log_weights: Float[Tensor, "*#b n"],
+) -> Scores:
+    """Score every point of `q` against every point of `k`, without forming the matrix."""
+    origin = affinity.origin(k, log_weights)
+    return Scores(
+        affinity.place(q, origin), affinity.place(k, origin), affinity.factor(k.shape[-1])
     )
-    return shifted(result, asked[1])
+
+
+def _shifted(bias: Tensor, shift: Tensor | None) -> Tensor:
+    return bias if shift is None else bias + shift

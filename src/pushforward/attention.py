@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from . import ops
 from ._checks import check_kind
-from .affinities import Affinity, Dot, Scores, shifted
+from .affinities import Affinity, Dot, Scores
 from .maps import Answer, Conditioned
 from .measures import Measure
 from .normalisers import Normaliser, Softmax
@@ -76,7 +76,8 @@ class Attention(Conditioned):
         self.context_dim = dim if context_dim is None else context_dim
         self.head_dim = dim if head_dim is None else head_dim
         self.heads, self.causal, self.impl = heads, mask is not None, impl
-        self.paired = self.normaliser.two_sided and context_dim is not None
+        self.two_sided = self.normaliser.two_sided
+        self.paired = self.two_sided and context_dim is not None
         width = heads * self.head_dim
         self.Q = nn.Linear(dim, width, bias=False)
         self.K = nn.Linear(self.context_dim, width, bias=False)
@@ -87,20 +88,22 @@ class Attention(Conditioned):
         """Keys, values and potential, once for all queries."""
         k, v = self._split(self.K(mu.atoms)), self._split(self.V(mu.atoms))
         logs = mu.log_weights[..., None, :]
-        origin = self.affinity.origin(k, logs)
-        keys, shift = self.affinity.keys(k, origin)
-        bias = shifted(logs, shift)
+        origin, scale = self.affinity.origin(k, logs), self.affinity.factor(self.head_dim)
+        keys = self.affinity.place(k, origin)
+
+        def scores(x: Tensor) -> Scores:
+            q = self.affinity.place(self._split(self.Q(x)), origin)
+            return Scores(q, keys, scale, self.impl)
+
+        bias = logs
         if self.normaliser.two_sided:
             other = mu if queries is None else queries
-            rows = self.affinity.queries(self._split(self.Q(other.atoms)), origin)
-            scores = Scores(rows, (keys, shift), self.impl)
             weights = other.log_weights[..., None, :]
-            bias = shifted(bias, self.normaliser.potential(scores, weights, logs))
+            bias = logs + self.normaliser.potential(scores(other.atoms), weights, logs)
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            q, _ = self.affinity.queries(self._split(self.Q(x)), origin)
             times = _times(mu, t) if self.causal else None
-            out = ops.average(q, keys, v, bias, times=times, impl=self.impl, guard=False)
+            out = scores(x).average(v, bias, times)
             return self.W(out.transpose(-2, -3).flatten(-2))
 
         return answer

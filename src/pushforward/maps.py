@@ -2,6 +2,7 @@ r"""In-context maps $\Gamma(\mu,x)$: one interface, closed under composition."""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
@@ -47,8 +48,10 @@ class InContextMap(nn.Module, ABC):
     """Dimension of the images, where the map prescribes one."""
     causal: bool = False
     """Whether the map reads times: a query at time $t$ sees the atoms at times $s\\le t$."""
+    two_sided: bool = False
+    """Whether the map relates two measures: that of the queries, if given, and the context."""
     paired: bool = False
-    """Whether queries must come as a `Measure`."""
+    """Whether it must be given a measure of queries."""
 
     @abstractmethod
     def evaluate(self, mu: Measure, x: Queries) -> Images:
@@ -91,10 +94,7 @@ class InContextMap(nn.Module, ABC):
                 "This map relates two measures, and queries without weights are not one. "
                 "Pass the queries as a measure: `gamma(mu, pf.Measure(x))`."
             )
-        y = self.answer(mu, x, t, queries)
-        if y.ndim < mu.atoms.ndim:  # the map did not look at a batch of contexts
-            y = y.expand(*mu.batch_shape[: mu.atoms.ndim - y.ndim], *y.shape)
-        return y
+        return _for_each_context(mu, self.answer(mu, x, t, queries))
 
     def at(self, mu: Measure) -> At:
         r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls with one context."""
@@ -148,13 +148,13 @@ class Conditioned(InContextMap, ABC):
 class At(Transport):
     r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls.
 
-    Without gradients the context's work is done at the first call and kept, until a parameter
-    changes. With gradients every call does it anew, so that each has a graph of its own.
+    Without gradients the context's work is done at the first call and kept, until a parameter or
+    buffer changes. With gradients every call does it anew, so that each has a graph of its own.
     """
 
     def __init__(self, gamma: InContextMap, mu: Measure):
         self.gamma, self.mu = gamma, mu
-        self._kept: tuple[tuple, Answer] | None = None
+        self._kept: tuple[list, Answer] | None = None
 
     def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:
         """As `gamma(mu, x, t)`."""
@@ -162,18 +162,39 @@ class At(Transport):
         if fleeting or isinstance(x, Measure) or self.gamma.paired:
             return self.gamma(self.mu, x, t)
         self.gamma._check(self.mu, x, t)
+        state = self._state()
+        if self._kept is None or not _same_state(self._kept[0], state):
+            self._kept = state, self.gamma.condition(self.mu)
+        return _for_each_context(self.mu, self._kept[1](x, t))
+
+    def _state(self) -> list:
+        """All that the context's work depends on, to be compared by identity."""
         kind = self.mu.atoms.device.type
-        versions = tuple((id(p), p._version) for p in self.gamma.parameters())
-        stamp = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), versions
-        if self._kept is None or self._kept[0] != stamp:
-            self._kept = stamp, self.gamma.condition(self.mu)
-        return self._kept[1](x, t)
+        tensors = [*self.gamma.parameters(), *self.gamma.buffers()]
+        versions = [None if t.is_inference() else t._version for t in tensors]
+        return [
+            torch.is_autocast_enabled(kind),
+            torch.get_autocast_dtype(kind),
+            versions,
+            *tensors,
+        ]
 
     def transport(self, mu: Measure) -> Measure:
         """Move a measure; the context itself goes through each layer once."""
         if mu is self.mu:
             return self.gamma.push(mu)
         return mu.moved(self(mu) if self.gamma.paired else self(mu.atoms, mu.times))
+
+
+def _same_state(a: list, b: list) -> bool:
+    return a[:3] == b[:3] and len(a) == len(b) and all(map(operator.is_, a[3:], b[3:]))
+
+
+def _for_each_context(mu: Measure, y: Tensor) -> Tensor:
+    """One answer for each context of a batch, also from a map that did not look at them."""
+    if not mu.batch_shape or y.shape[:-2] == mu.batch_shape:
+        return y
+    return y.expand(*torch.broadcast_shapes(mu.batch_shape, y.shape[:-2]), *y.shape[-2:])
 
 
 class Pointwise(InContextMap):
@@ -230,10 +251,15 @@ class MLP(InContextMap):
         activation: Callable[[Tensor], Tensor] | None = None,
     ):
         super().__init__()
-        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim or dim
-        if skip and self.out_dim != dim:
-            raise ValueError(f"A skip needs out_dim = dim, got {self.out_dim} and {dim}.")
-        self.A1, self.A2 = nn.Linear(dim, hidden), nn.Linear(hidden, self.out_dim)
+        out_dim = dim if out_dim is None else out_dim
+        if min(dim, hidden, out_dim) < 1:
+            raise ValueError(
+                f"Dimensions must be positive, got dim={dim}, hidden={hidden}, out_dim={out_dim}."
+            )
+        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
+        if skip and out_dim != dim:
+            raise ValueError(f"A skip needs out_dim = dim, got {out_dim} and {dim}.")
+        self.A1, self.A2 = nn.Linear(dim, hidden), nn.Linear(hidden, out_dim)
         self.activation = nn.GELU() if activation is None else activation
         self.skip = skip
 
@@ -268,7 +294,7 @@ class Residual(Conditioned):
             )
         self.gamma, self.step = gamma, step
         self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
-        self.paired = gamma.paired
+        self.causal, self.two_sided, self.paired = gamma.causal, gamma.two_sided, gamma.paired
 
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """The inner map does the context's work."""
@@ -322,7 +348,8 @@ class Compose(Conditioned):
         self.maps = nn.ModuleList(maps)
         self.dim, self.context_dim = maps[0].dim, maps[0].context_dim
         self.out_dim = maps[-1].out_dim
-        self.paired = any(gamma.paired for gamma in maps)
+        for trait in ("causal", "two_sided", "paired"):
+            setattr(self, trait, any(getattr(gamma, trait) for gamma in maps))
 
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """Push the context through, and keep each layer's work for the queries to come."""
@@ -352,9 +379,10 @@ class Compose(Conditioned):
     def _stages(self, mu: Measure, queries: Measure | None) -> Iterator[Answer]:
         """Each layer's map of points, its context being what the layers before made of `mu`."""
         *inner, last = self
+        queries = queries if self.two_sided else None
         for gamma in inner:
             own = gamma.condition(mu)
-            asked = own if queries is None else gamma.condition(mu, queries)
+            asked = own if queries is None or not gamma.two_sided else gamma.condition(mu, queries)
             yield asked
             mu = mu.moved(own(mu.atoms, mu.times))
             if queries is not None:

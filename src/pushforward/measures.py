@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ._checks import (
     check_atoms,
-    check_finite,
     check_floating,
     check_kind,
     check_mass,
     check_same,
     check_shape,
+    check_values,
     holds,
 )
 from ._grouping import label_points, logsumexp_by_label
@@ -75,21 +75,20 @@ class Measure:
         check_atoms(atoms)
         if weights is not None and log_weights is not None:
             raise ValueError("Give `weights` or `log_weights`, not both.")
+        given: tuple[str, Tensor] | None = None
         if weights is not None:
-            logs = _log(_checked("weights", weights, atoms))
-            check_mass("weights", weights, logs)
+            given = "weights", weights
+            logs = _log(_checked(*given, atoms))
         elif log_weights is not None:
-            logs = _checked("log_weights", log_weights, atoms)
-            check_mass("log_weights", log_weights, logs)
+            given = "log_weights", log_weights
+            logs = _checked(*given, atoms)
         else:
-            logs = torch.full_like(
-                atoms[..., 0], -math.log(atoms.shape[-2]), dtype=wide(atoms.dtype)
-            )
-        check_finite("atoms", atoms, logs > -torch.inf)
+            share = -math.log(atoms.shape[-2])
+            logs = torch.full_like(atoms[..., 0], share, dtype=wide(atoms.dtype))
         if times is not None:
             check_shape("times", times, atoms.shape[:-1], "One per atom.")
             check_same("device", ("atoms", atoms), ("times", times))
-            check_finite("times", times[..., None], logs > -torch.inf)
+        check_values(atoms, logs, times, given)
         _set(self, *_covered(atoms, logs, times))
 
     @classmethod
@@ -139,8 +138,8 @@ class Measure:
     ) -> Measure:
         r"""Gauss-Hermite nodes and weights of $\mathcal N(m,\Sigma)$: $q^d$ atoms for order $q$.
 
-        Integrals of polynomials of degree below $2q$ in each variable are exact, and an affine map
-        sends the nodes to nodes. So layers that keep Gaussians Gaussian can be compared with their
+        Integrals of polynomials of total degree below $2q$ are exact, and an affine map sends the
+        nodes to nodes. So layers that keep Gaussians Gaussian can be compared with their
         recursions on mean and covariance to rounding. What is integrated must be resolved by the
         nodes: for an exponential affinity with score $y^\top Ax$, keep
         $\|A\|\,\lambda_{\max}(\Sigma)\le\frac12$ (softmax) or $\le1$ (squared distance,
@@ -149,7 +148,7 @@ class Measure:
 
         Args:
             mean: the mean; a number means one dimension.
-            cov: the positive definite covariance; a number means one dimension.
+            cov: the positive definite covariance; a number means that multiple of the identity.
             order: nodes per axis, at most 180.
 
         Examples:
@@ -158,8 +157,9 @@ class Measure:
             (8, tensor([[0.2500]]))
         """
         mean = mean if isinstance(mean, Tensor) else torch.tensor([float(mean)])
-        cov = cov if isinstance(cov, Tensor) else torch.tensor([[float(cov)]]).to(mean)
         d = mean.shape[-1]
+        if not isinstance(cov, Tensor):
+            cov = float(cov) * torch.eye(d).to(mean).expand(*mean.shape, d)
         check_shape("cov", cov, (*mean.shape, d), "One row and column per coordinate of `mean`.")
         check_same("dtype", ("mean", mean), ("cov", cov))
         if not 1 <= order <= 180 or order**d > 10**7:

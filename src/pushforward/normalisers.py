@@ -19,17 +19,15 @@ class Normaliser(ABC):
     """Chooses the potential on the context."""
 
     two_sided: ClassVar[bool]
-    """Whether it needs a measure on the side of the queries too."""
+    """Whether it needs a measure on the side of the queries too; else the potential is zero."""
 
     @abstractmethod
-    def potential(
-        self, scores: Scores | None, log_a: Tensor | None, log_b: Tensor
-    ) -> Float[Tensor, "*b n"] | None:
-        """Potential at the atoms of the context, None for zero.
+    def potential(self, scores: Scores, log_a: Tensor, log_b: Tensor) -> Float[Tensor, "*b n"]:
+        """Potential at the atoms of the context.
 
         Args:
-            scores: between the query measure and the context; None if not two-sided.
-            log_a: log-weights of the query measure; None if not two-sided.
+            scores: between the query measure and the context.
+            log_a: log-weights of the query measure.
             log_b: log-weights of the context.
         """
 
@@ -42,15 +40,15 @@ class Softmax(Normaliser):
 
     def potential(self, scores, log_a, log_b):
         """No constraint on the columns."""
-        return None
+        return torch.zeros_like(log_b)
 
 
 @dataclass(frozen=True)
 class Sinkhorn(Normaliser):
-    r"""Towards a coupling of query measure and context, by alternating marginal constraints.
+    r"""Towards a coupling of query measure $\eta$ and context $\mu$, both normalised.
 
-    One iteration is $f=-\log\int e^{A+g}d\nu$, $g=-\log\int e^{A+f}d\mu$. The average that follows
-    is a half-step on the query side, so rows are exact. Zero steps is `Softmax`.
+    One iteration is $f=-\log\int e^{A+g}d\mu$, $g=-\log\int e^{A+f}d\eta$. The average that
+    follows is a half-step on the query side, so rows are exact. Zero steps is `Softmax`.
 
     Args:
         steps: number of iterations.
@@ -65,8 +63,9 @@ class Sinkhorn(Normaliser):
 
     def potential(self, scores, log_a, log_b):
         """The column potential after `steps` iterations from zero."""
-        g = torch.zeros_like(log_b)
-        return alternate(scores, log_a, log_b, g, self.steps)[1]
+        # Of unequal masses the potentials would drift apart by a constant in every step.
+        log_a, log_b = log_a.log_softmax(-1), log_b.log_softmax(-1)
+        return alternate(scores, log_a, log_b, torch.zeros_like(log_b), self.steps)[1]
 
 
 def alternate(

@@ -63,8 +63,8 @@ class Transformer(Compose):
     $$F_{\xi_L}\diamond\Gamma_{\theta_L}\diamond\dots\diamond F_{\xi_1}\diamond\Gamma_{\theta_1}.$$
 
     Each block is residual attention, then a residual MLP. With `step=1/depth` each sub-layer moves
-    by $1/L$, and as $L\to\infty$ the network tends to the flow of the field $\mathcal A+H$,
-    attention plus MLP (Lie splitting).
+    by $1/L$; if parameters are shared or vary continuously with depth, the network tends as
+    $L\to\infty$ to the flow of the field $\mathcal A+H$, attention plus MLP (Lie splitting).
 
     Args:
         dim: dimension of the points.
@@ -105,9 +105,11 @@ class Transformer(Compose):
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
     ):
-        if depth < 1:
-            raise ValueError(f"`depth` must be at least 1, got {depth}.")
-        inner = width or dim
+        sizes = {"depth": depth, "width": width, "out_dim": out_dim}
+        if any(size is not None and size < 1 for size in sizes.values()):
+            raise ValueError(f"Depth and dimensions must be at least 1, got {sizes}.")
+        inner = dim if width is None else width
+        hidden = 4 * inner if hidden is None else hidden
         layers: list[InContextMap] = []
         if width is not None:
             layers.append(Pointwise(nn.Linear(dim, inner), dim=dim, out_dim=inner))
@@ -121,13 +123,13 @@ class Transformer(Compose):
                 mask=mask,
                 impl=impl,
             )
-            for gamma in (attention, MLP(inner, hidden or 4 * inner)):
+            for gamma in (attention, MLP(inner, hidden)):
                 if norm is None:
                     layers.append(Residual(gamma, step=step))
                 else:
                     layers.append(norm.wrap(gamma, inner, step))
         if width is not None or out_dim is not None:
-            last = out_dim or dim
+            last = dim if out_dim is None else out_dim
             layers.append(Pointwise(nn.Linear(inner, last), dim=inner, out_dim=last))
         super().__init__(*layers)
 

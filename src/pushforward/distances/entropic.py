@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_no_tangent
-from ..affinities import Scores, SquaredDistance
+from ..affinities import Scores, SquaredDistance, scores
 from ..measures import Measure
 from ..normalisers import alternate
 from ._common import Distance, Once, pair
@@ -81,11 +81,11 @@ def _potentials(x: Measure, y: Measure, eps: float, tol: float, max_steps: int):
         g = _iterate(_scores(x, y, level), x, y, g, 2)[1]
         lower = max(level / 4, eps)
         g, level = g * (level / lower), lower
-    scores, steps, residual = _scores(x, y, eps), 0, torch.inf
+    cost, steps, residual = _scores(x, y, eps), 0, torch.inf
     while residual > tol and steps < max_steps:
-        f, g = _iterate(scores, x, y, g, _CHECK)
+        f, g = _iterate(cost, x, y, g, _CHECK)
         steps += _CHECK
-        excess = (f + scores.over_keys(y.log_weights + g)).expm1()
+        excess = (f + cost.over_keys(y.log_weights + g)).expm1()
         residual = float(x.integrate(excess.abs()).max())
     if not residual <= tol:
         warnings.warn(
@@ -101,13 +101,13 @@ _CHECK = 10
 
 
 def _scores(x: Measure, y: Measure, eps: float) -> Scores:
-    return Scores.between(SquaredDistance(eps), x.atoms, y.atoms, y.log_weights)
+    return scores(SquaredDistance(eps), x.atoms, y.atoms, y.log_weights)
 
 
-def _iterate(scores: Scores, x: Measure, y: Measure, g: Tensor, steps: int):
+def _iterate(cost: Scores, x: Measure, y: Measure, g: Tensor, steps: int):
     """Sinkhorn iterations; a measure with itself has $f=g$, found by averaging with the image."""
     if x is not y:
-        return alternate(scores, x.log_weights, y.log_weights, g, steps)
+        return alternate(cost, x.log_weights, y.log_weights, g, steps)
     for _ in range(steps):
-        g = (g - scores.over_keys(y.log_weights + g)) / 2
+        g = (g - cost.over_keys(y.log_weights + g)) / 2
     return g, g

@@ -1,8 +1,7 @@
 r"""The two reductions the library is built on; tensors in, tensors out.
 
-$$\ell_i=\log\sum_j e^{\langle q_i,k_j\rangle+b_j},\qquad
-  o_i=\frac{\sum_j v_j\,e^{\langle q_i,k_j\rangle+b_j}}
-                                 {\sum_j e^{\langle q_i,k_j\rangle+b_j}}.$$
+$$\ell_i=\log\sum_j e^{s\langle q_i,k_j\rangle+b_j},\qquad
+  o_i=\frac{\sum_j v_j\,e^{s\langle q_i,k_j\rangle+b_j}}{\sum_j e^{s\langle q_i,k_j\rangle+b_j}}.$$
 
 A measure enters as log-weights inside the bias $b$, so a weighted, duplicated or padded atom needs
 no special case: $b_j=-\infty$ is an atom without mass, and neither its key nor its value is ever
@@ -22,7 +21,7 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from .._checks import check_reduction
-from .._precision import HALF, full_precision, wide
+from .._precision import full_precision
 from . import reference, streamed
 
 __all__ = ["average", "log_integral"]
@@ -43,6 +42,7 @@ def log_integral(
     k: Float[Tensor, "*#b n k"],
     bias: Float[Tensor, "*#b n"],
     *,
+    scale: float = 1.0,
     times: Clock | None = None,
     impl: Impl | None = None,
     guard: bool = True,
@@ -53,10 +53,11 @@ def log_integral(
         q: queries.
         k: keys, one per atom.
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
+        scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
         impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: whether shapes are checked, atoms without mass may hold NaN or inf, and queries may
-            see nothing. Those who know better, as the layers on measures do, save the time.
+        guard: whether shapes are checked, and contexts may have no mass at all, or NaN at atoms
+            without mass. Those who know better, as the layers do, save the time.
 
     Returns:
         One number per query, in the bias's dtype or better; $-\infty$ where nothing is seen.
@@ -68,11 +69,9 @@ def log_integral(
     """
     if guard:
         check_reduction(q, k, None, bias, times)
-    q, k, bias = _align(q, k, bias)
+    run = implementation(impl or _choose(q, k)).log_integral
     with full_precision(q):
-        return implementation(impl or _choose(q, k)).log_integral(
-            q, k, bias, _comparable(times), guard
-        )
+        return run(q, k, bias, scale, _comparable(times), guard)
 
 
 def average(
@@ -81,6 +80,7 @@ def average(
     v: Float[Tensor, "*#b n e"],
     bias: Float[Tensor, "*#b n"],
     *,
+    scale: float = 1.0,
     times: Clock | None = None,
     impl: Impl | None = None,
     guard: bool = True,
@@ -92,10 +92,11 @@ def average(
         k: keys, one per atom.
         v: values, one per atom.
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
+        scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
         impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: whether shapes are checked, atoms without mass may hold NaN or inf, and queries may
-            see nothing. Those who know better, as the layers on measures do, save the time.
+        guard: whether shapes are checked, and contexts may have no mass at all, or NaN at atoms
+            without mass. Those who know better, as the layers do, save the time.
 
     Returns:
         One value per query, in the dtype of `v`; 0 where nothing is seen.
@@ -107,13 +108,9 @@ def average(
     """
     if guard:
         check_reduction(q, k, v, bias, times)
-    kept = v.dtype
-    q, k, bias, v = _align(q, k, bias, v)
+    run = implementation(impl or _choose(q, k)).average
     with full_precision(q):
-        out = implementation(impl or _choose(q, k)).average(
-            q, k, v, bias, _comparable(times), guard
-        )
-    return out.to(kept)
+        return run(q, k, v, bias, scale, _comparable(times), guard).to(v.dtype)
 
 
 def _choose(q: Tensor, k: Tensor) -> Impl:
@@ -124,16 +121,6 @@ def _choose(q: Tensor, k: Tensor) -> Impl:
     pairs = prod(batch) * q.shape[-2] * k.shape[-2]
     few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
     return "reference" if pairs <= few else "streamed"
-
-
-def _align(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Bring all to the widest of their dtypes, and none to half precision."""
-    dtype = tensors[0].dtype
-    if dtype not in HALF and all(t.dtype == dtype for t in tensors):
-        return tensors
-    for t in tensors:
-        dtype = torch.promote_types(dtype, t.dtype)
-    return tuple(t.to(wide(dtype)) for t in tensors)
 
 
 def _comparable(times: Clock | None) -> Clock | None:

@@ -6,29 +6,35 @@ Any floating dtype, twice differentiable, and made of operations that `torch.fun
 import torch
 from torch import Tensor
 
+from .._precision import align
 
-def log_integral(q: Tensor, k: Tensor, bias: Tensor, times, guard: bool) -> Tensor:
+
+def log_integral(q: Tensor, k: Tensor, bias: Tensor, scale: float, times, guard: bool) -> Tensor:
     """Materialise the scores, then log-sum-exp."""
-    if not guard:
-        return _scores(q, k, bias, times).logsumexp(-1)
+    q, k, bias = align(q, k, bias)
+    if not guard and times is None:
+        return _scores(q, k, bias, scale, times).logsumexp(-1)
     k, bias, empty = _guarded(k, bias)
-    scores, empty = _patched(_scores(q, k, bias, times), empty, times)
+    scores, empty = _patched(_scores(q, k, bias, scale, times), empty, times)
     return scores.logsumexp(-1).masked_fill(empty, -torch.inf)
 
 
-def average(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, times, guard: bool) -> Tensor:
+def average(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times, guard: bool
+) -> Tensor:
     """Materialise the scores, then softmax."""
-    if not guard:
-        return _scores(q, k, bias, times).softmax(-1) @ v
+    q, k, v, bias = align(q, k, v, bias)
+    if not guard and times is None:
+        return _scores(q, k, bias, scale, times).softmax(-1) @ v
     v = v.masked_fill((bias == -torch.inf)[..., None], 0)
     k, bias, empty = _guarded(k, bias)
-    scores, empty = _patched(_scores(q, k, bias, times), empty, times)
+    scores, empty = _patched(_scores(q, k, bias, scale, times), empty, times)
     return (scores.softmax(-1) @ v).masked_fill(empty[..., None], 0)
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor, times) -> Tensor:
-    r"""$S_{ij}=\langle q_i,k_j\rangle+b_j$, minus infinity for atoms in a query's future."""
-    scores = q @ k.mT + bias[..., None, :]
+def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times) -> Tensor:
+    r"""$S_{ij}=s\langle q_i,k_j\rangle+b_j$, minus infinity for atoms in a query's future."""
+    scores = (scale * q) @ k.mT + bias[..., None, :]
     if times is None:
         return scores
     asked, told = times

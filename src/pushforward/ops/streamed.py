@@ -2,7 +2,7 @@ r"""The same reductions over tiles: O(m + n) memory, forward and backward, never
 
 `average` without times goes to PyTorch's fused attention, mass and all. Everything else runs
 through two tile loops, which are opaque operators to `torch.compile`: a graph holds one node where
-the loop has thousands of tiles. Inputs share one dtype, float32 or float64.
+the loop has thousands of tiles.
 """
 
 import torch
@@ -11,24 +11,30 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .._checks import check_no_tangent
+from .._precision import align
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Elements of a tile and its largest width: cache on a CPU, enough parallel work on a GPU."""
 
 
-def log_integral(q: Tensor, k: Tensor, bias: Tensor, times, guard: bool) -> Tensor:
+def log_integral(q: Tensor, k: Tensor, bias: Tensor, scale: float, times, guard: bool) -> Tensor:
     """Tile by tile, with a running maximum; always guarded, it costs nothing here."""
     check_no_tangent("The streamed log-integral", q, k, bias)
-    batch, (q, k, bias), clock = _fold((q, k, bias[..., None]), times)
+    q, k, bias = align(q, k, bias)
+    batch, (q, k, bias), clock = _fold((scale * q, k, bias[..., None]), times)
     _, top, rest = reduce_tiles(q, k, k[..., :0], bias[..., 0], *clock)
     return (top + rest).reshape(*batch, q.shape[-2])
 
 
-def average(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, times, guard: bool) -> Tensor:
+def average(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times, guard: bool
+) -> Tensor:
     """Fused attention where it fits, tiles elsewhere."""
+    check_no_tangent("The streamed average", q, k, v, bias)
+    q, k, v, bias = align(q, k, v, bias)
+    q = scale * q
     if times is None and q.device.type == "cpu" and min(q.shape[-2], k.shape[-2]) > 0:
         return _fused(q, k, v, bias, guard)
-    check_no_tangent("The streamed average", q, k, v, bias)
     batch, (q, k, v, bias), clock = _fold((q, k, v, bias[..., None]), times)
     out, *_ = reduce_tiles(q, k, v, bias[..., 0], *clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
