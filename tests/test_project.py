@@ -13,8 +13,8 @@ pytestmark = pytest.mark.unhooked
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
-LAYERS = """_types _precision _checks _grouping ops affinities normalisers measures distances
-maps attention transformer""".split()
+LAYERS = """_types _precision _checks _grouping _quadrature ops affinities normalisers measures
+distances maps sequences layers attention transformer""".split()
 
 
 def run(code, **environment):

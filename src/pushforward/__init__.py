@@ -10,14 +10,13 @@ from .distances import (
     sliced_wasserstein as sliced_wasserstein,
     wasserstein as wasserstein,
 )
+from .layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
 from .maps import (
-    MLP as MLP,
     Compose as Compose,
+    Conditioned as Conditioned,
     InContextMap as InContextMap,
-    Pointwise as Pointwise,
-    Residual as Residual,
-    from_sequence_model as from_sequence_model,
 )
 from .measures import Measure as Measure, MeasureMap as MeasureMap
 from .normalisers import Normaliser as Normaliser, Sinkhorn as Sinkhorn, Softmax as Softmax
+from .sequences import from_sequence_model as from_sequence_model
 from .transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer

@@ -1,4 +1,4 @@
-r"""In-context maps $\Gamma(\mu,x)$: one interface, closed under composition."""
+r"""In-context maps $\Gamma(\mu,x)$: one interface, currying, composition."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from ._checks import (
     check_context,
-    check_floating,
     check_kind,
     check_parameters,
     check_shape,
     holds,
 )
 from ._types import Images, Queries, Times
-from .measures import Measure, MeasureMap, Transport
+from .measures import Measure, Transport
 
 Answer = Callable[[Tensor, Tensor | None], Tensor]
 r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
@@ -172,12 +171,8 @@ class At(Transport):
         kind = self.mu.atoms.device.type
         tensors = [*self.gamma.parameters(), *self.gamma.buffers()]
         versions = [None if t.is_inference() else t._version for t in tensors]
-        return [
-            torch.is_autocast_enabled(kind),
-            torch.get_autocast_dtype(kind),
-            versions,
-            *tensors,
-        ]
+        cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return [cast, versions, *tensors]
 
     def transport(self, mu: Measure) -> Measure:
         """Move a measure; the context itself goes through each layer once."""
@@ -187,7 +182,7 @@ class At(Transport):
 
 
 def _same_state(a: list, b: list) -> bool:
-    return a[:3] == b[:3] and len(a) == len(b) and all(map(operator.is_, a[3:], b[3:]))
+    return a[:2] == b[:2] and len(a) == len(b) and all(map(operator.is_, a[2:], b[2:]))
 
 
 def _for_each_context(mu: Measure, y: Tensor) -> Tensor:
@@ -195,121 +190,6 @@ def _for_each_context(mu: Measure, y: Tensor) -> Tensor:
     if not mu.batch_shape or y.shape[:-2] == mu.batch_shape:
         return y
     return y.expand(*torch.broadcast_shapes(mu.batch_shape, y.shape[:-2]), *y.shape[-2:])
-
-
-class Pointwise(InContextMap):
-    """A map of points alone, such as an MLP or a LayerNorm.
-
-    Args:
-        f: a module or function of points `(..., m, d)`.
-        dim: dimension of the points, where `f` prescribes one.
-        out_dim: dimension of the images, where `f` prescribes one.
-
-    Examples:
-        >>> pf.Pointwise(torch.tanh).push(pf.Measure(torch.zeros(3, 2))).mean()
-        tensor([0., 0.])
-    """
-
-    def __init__(
-        self,
-        f: Callable[[Tensor], Tensor],
-        *,
-        dim: int | None = None,
-        out_dim: int | None = None,
-    ):
-        super().__init__()
-        self.f = f
-        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
-
-    def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Ignore the context."""
-        return self.f(x)
-
-
-class MLP(InContextMap):
-    r"""Two layers on each point, $F(x)=\varsigma x+A_2\,\sigma(A_1x+b_1)+b_2$, eq. (55).
-
-    Args:
-        dim: dimension of the points.
-        hidden: width of the hidden layer.
-        out_dim: dimension of the images, `dim` by default.
-        skip: whether $\varsigma=1$.
-        activation: $\sigma$, GELU by default.
-
-    Examples:
-        >>> pf.MLP(2, 16).push(pf.Measure(torch.randn(5, 2))).dim
-        2
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        *,
-        out_dim: int | None = None,
-        skip: bool = False,
-        activation: Callable[[Tensor], Tensor] | None = None,
-    ):
-        super().__init__()
-        out_dim = dim if out_dim is None else out_dim
-        if min(dim, hidden, out_dim) < 1:
-            raise ValueError(
-                f"Dimensions must be positive, got dim={dim}, hidden={hidden}, out_dim={out_dim}."
-            )
-        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
-        if skip and out_dim != dim:
-            raise ValueError(f"A skip needs out_dim = dim, got {out_dim} and {dim}.")
-        self.A1, self.A2 = nn.Linear(dim, hidden), nn.Linear(hidden, out_dim)
-        self.activation = nn.GELU() if activation is None else activation
-        self.skip = skip
-
-    def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Ignore the context."""
-        y = self.A2(self.activation(self.A1(x)))
-        return x + y if self.skip else y
-
-
-class Residual(Conditioned):
-    r"""The step $x+h\,\Gamma(\mu,x)$, eq. (20): a residual connection, or one step of Euler.
-
-    Args:
-        gamma: the map $\Gamma$, from a space into itself.
-        step: $h$.
-
-    Examples:
-        >>> halve = pf.Residual(pf.Pointwise(lambda x: -x), step=0.5)
-        >>> halve.push(pf.Measure(torch.ones(1, 1))).atoms
-        tensor([[0.5000]])
-    """
-
-    def __init__(self, gamma: InContextMap, *, step: float = 1.0):
-        super().__init__()
-        check_kind(
-            "gamma", gamma, InContextMap, "A module becomes one with `pf.Pointwise(module)`."
-        )
-        if None not in (gamma.dim, gamma.out_dim) and gamma.dim != gamma.out_dim:
-            raise ValueError(
-                f"A residual step stays in its space, got a map from R^{gamma.dim} to "
-                f"R^{gamma.out_dim}."
-            )
-        self.gamma, self.step = gamma, step
-        self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
-        self.causal, self.two_sided, self.paired = gamma.causal, gamma.two_sided, gamma.paired
-
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """The inner map does the context's work."""
-        inner = self.gamma.condition(mu, queries)
-
-        def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            y = inner(x, t)
-            if y.shape[-2:] != x.shape[-2:]:
-                raise ValueError(
-                    f"A residual step stays in its space, got points of shape {tuple(x.shape)} "
-                    f"and images of shape {tuple(y.shape)}."
-                )
-            return x + self.step * y
-
-        return answer
 
 
 class Compose(Conditioned):
@@ -394,38 +274,3 @@ def _walk(stages: Iterable[Answer], x: Tensor, t: Tensor | None) -> Tensor:
     for stage in stages:
         x = stage(x, t)
     return x
-
-
-def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
-    r"""The map between measures of a sequence model $F$, $f\circ\iota=\iota\circ F$.
-
-    A sequence has equal weights, so measures must have them too; total mass is kept. Atoms of zero
-    mass are not shown to the model, and each measure of a batch is shown alone.
-
-    Args:
-        model: maps `(n, d)` tokens to `(n, e)` tokens.
-
-    Examples:
-        >>> f = pf.from_sequence_model(lambda tokens: tokens - tokens.mean(0))
-        >>> f(pf.Measure(torch.tensor([[1.0], [3.0]]))).atoms.flatten()
-        tensor([-1.,  1.])
-    """
-
-    def f(mu: Measure) -> Measure:
-        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
-        if mu.batch_shape:
-            return Measure.stack([f(m) for m in mu])
-        mu = mu.strip()
-        tokens, logs = mu.atoms, mu.log_weights
-        spread = (logs.max() - logs.min()).detach()
-        if not holds(spread <= 1e-5):
-            raise ValueError(
-                "A sequence model sees equal weights only, got weights that differ by a factor of "
-                f"{spread.exp().item():g}. Draw equal ones with `mu.sample(n)`."
-            )
-        images = model(tokens)
-        check_floating("model(tokens)", images, "(n, e)", 2)
-        check_shape("model(tokens)", images, (len(tokens), images.shape[-1]), "One per token.")
-        return Measure(images, log_weights=logs, times=mu.times)
-
-    return f

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -24,6 +23,7 @@ from ._checks import (
 )
 from ._grouping import label_points, logsumexp_by_label
 from ._precision import full_precision, wide, widen
+from ._quadrature import gauss_hermite
 from ._types import Points, Times, Weights
 
 
@@ -175,11 +175,7 @@ class Measure:
                 "`mean` must be finite and `cov` symmetric positive definite, and they are not. "
                 "Add a small multiple of the identity to a singular covariance."
             )
-        nodes, weights = np.polynomial.hermite_e.hermegauss(order)
-        logs = np.log(weights) - np.log(weights.sum())
-        grids = lambda axis: np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
-        z = torch.from_numpy(grids(nodes)).to(root)
-        logs = torch.from_numpy(grids(logs).sum(-1)).to(root)
+        z, logs = (torch.from_numpy(t).to(root) for t in gauss_hermite(order, d))
         with full_precision(root):
             atoms = (mean[..., None, :] + z @ root.mT).to(mean.dtype)
         return Measure.unchecked(atoms, logs.expand(atoms.shape[:-1]), None)
@@ -357,7 +353,7 @@ class Measure:
         live = self.log_weights > -torch.inf
         if self.batch_shape or holds(live.all()):
             return self
-        times = None if self.times is None else self.times[live]
+        times = self._timed(lambda t: t[live])
         return Measure.unchecked(self.atoms[live], self.log_weights[live], times)
 
     def merge(self, tol: float = 0.0) -> Measure:
@@ -383,7 +379,7 @@ class Measure:
         base = x[first]
         # relative to a member, so that equal points keep their very bits
         atoms = base + torch.zeros_like(base).index_add(0, label, share * (x - base[label]))
-        times = None if mu.times is None else mu.times[first]
+        times = mu._timed(lambda t: t[first])
         return Measure.unchecked(atoms.to(mu.atoms.dtype), mass, times)
 
     def split(self, parts: int | Sequence[float] = 2, *, atom: int | None = None) -> Measure:
@@ -418,7 +414,7 @@ class Measure:
             at = atom % self.n
             offset = torch.cat([offset[:at], logs, offset[at + 1 :]])
         index = places.repeat_interleave(counts)
-        times = None if self.times is None else self.times[..., index]
+        times = self._timed(lambda t: t[..., index])
         return Measure.unchecked(
             self.atoms[..., index, :], self.log_weights[..., index] + offset, times
         )
@@ -445,9 +441,7 @@ class Measure:
         index = torch.searchsorted(cdf, u.to(cdf.device) * cdf[..., -1:], right=True)
         atoms = self.atoms.gather(-2, index[..., None].expand(*index.shape, self.dim))
         logs = torch.full_like(atoms[..., 0], -math.log(size), dtype=self.log_weights.dtype)
-        return Measure.unchecked(
-            atoms, logs, None if self.times is None else self.times.gather(-1, index)
-        )
+        return Measure.unchecked(atoms, logs, self._timed(lambda t: t.gather(-1, index)))
 
     def restrict(self, region: Callable[[Points], Tensor] | Bool[Tensor, "*b n"]) -> Measure:
         r"""The restriction $\mu|_A$: atoms outside the region lose their mass.
@@ -470,15 +464,19 @@ class Measure:
         """Move to a device or dtype, as `torch.Tensor.to`; log-weights stay float32 or better."""
         atoms = self.atoms.to(*args, **kwargs)
         check_floating("atoms", atoms, "(..., n, d)", 2)
-        times = None if self.times is None else self.times.to(atoms.device)
+        times = self._timed(lambda t: t.to(atoms.device))
         return Measure.unchecked(
             atoms, self.log_weights.to(atoms.device, wide(atoms.dtype)), times
         )
 
     def detach(self) -> Measure:
         """The same measure outside the autograd graph."""
-        times = None if self.times is None else self.times.detach()
+        times = self._timed(lambda t: t.detach())
         return Measure.unchecked(self.atoms.detach(), self.log_weights.detach(), times)
+
+    def _timed(self, f: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """What becomes of the times, if there are any."""
+        return None if self.times is None else f(self.times)
 
     def __len__(self) -> int:
         """Number of measures in a batch."""
@@ -497,7 +495,7 @@ class Measure:
         places = torch.arange(math.prod(self.batch_shape), device=device).reshape(self.batch_shape)
         places = places[index]
         pick = lambda t, axes: t.reshape(-1, *t.shape[-axes:])[places]
-        times = None if self.times is None else pick(self.times, 1)
+        times = self._timed(lambda t: pick(t, 1))
         return Measure.unchecked(pick(self.atoms, 2), pick(self.log_weights, 1), times).strip()
 
     def __iter__(self) -> Iterator[Measure]:

@@ -10,7 +10,8 @@ from torch import nn
 from . import ops
 from .affinities import Affinity
 from .attention import Attention, Causal
-from .maps import MLP, Compose, InContextMap, Pointwise, Residual
+from .layers import MLP, Pointwise, Residual
+from .maps import Compose, InContextMap
 from .normalisers import Normaliser
 
 

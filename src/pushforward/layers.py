@@ -1,0 +1,125 @@
+"""The plain layers: maps of points alone, and the residual step."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from ._checks import check_kind
+from ._types import Images, Queries
+from .maps import Answer, Conditioned, InContextMap
+from .measures import Measure
+
+
+class Pointwise(InContextMap):
+    """A map of points alone, such as an MLP or a LayerNorm.
+
+    Args:
+        f: a module or function of points `(..., m, d)`.
+        dim: dimension of the points, where `f` prescribes one.
+        out_dim: dimension of the images, where `f` prescribes one.
+
+    Examples:
+        >>> pf.Pointwise(torch.tanh).push(pf.Measure(torch.zeros(3, 2))).mean()
+        tensor([0., 0.])
+    """
+
+    def __init__(
+        self,
+        f: Callable[[Tensor], Tensor],
+        *,
+        dim: int | None = None,
+        out_dim: int | None = None,
+    ):
+        super().__init__()
+        self.f = f
+        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
+
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
+        """Ignore the context."""
+        return self.f(x)
+
+
+class MLP(InContextMap):
+    r"""Two layers on each point, $F(x)=\varsigma x+A_2\,\sigma(A_1x+b_1)+b_2$, eq. (55).
+
+    Args:
+        dim: dimension of the points.
+        hidden: width of the hidden layer.
+        out_dim: dimension of the images, `dim` by default.
+        skip: whether $\varsigma=1$.
+        activation: $\sigma$, GELU by default.
+
+    Examples:
+        >>> pf.MLP(2, 16).push(pf.Measure(torch.randn(5, 2))).dim
+        2
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        *,
+        out_dim: int | None = None,
+        skip: bool = False,
+        activation: Callable[[Tensor], Tensor] | None = None,
+    ):
+        super().__init__()
+        out_dim = dim if out_dim is None else out_dim
+        if min(dim, hidden, out_dim) < 1:
+            raise ValueError(
+                f"Dimensions must be positive, got dim={dim}, hidden={hidden}, out_dim={out_dim}."
+            )
+        self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
+        if skip and out_dim != dim:
+            raise ValueError(f"A skip needs out_dim = dim, got {out_dim} and {dim}.")
+        self.A1, self.A2 = nn.Linear(dim, hidden), nn.Linear(hidden, out_dim)
+        self.activation = nn.GELU() if activation is None else activation
+        self.skip = skip
+
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
+        """Ignore the context."""
+        y = self.A2(self.activation(self.A1(x)))
+        return x + y if self.skip else y
+
+
+class Residual(Conditioned):
+    r"""The step $x+h\,\Gamma(\mu,x)$, eq. (20): a residual connection, or one step of Euler.
+
+    Args:
+        gamma: the map $\Gamma$, from a space into itself.
+        step: $h$.
+
+    Examples:
+        >>> halve = pf.Residual(pf.Pointwise(lambda x: -x), step=0.5)
+        >>> halve.push(pf.Measure(torch.ones(1, 1))).atoms
+        tensor([[0.5000]])
+    """
+
+    def __init__(self, gamma: InContextMap, *, step: float = 1.0):
+        super().__init__()
+        check_kind(
+            "gamma", gamma, InContextMap, "A module becomes one with `pf.Pointwise(module)`."
+        )
+        if None not in (gamma.dim, gamma.out_dim) and gamma.dim != gamma.out_dim:
+            raise ValueError(
+                f"A residual step stays in its space, got a map from R^{gamma.dim} to "
+                f"R^{gamma.out_dim}."
+            )
+        self.gamma, self.step = gamma, step
+        self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
+        self.causal, self.two_sided, self.paired = gamma.causal, gamma.two_sided, gamma.paired
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """The inner map does the context's work."""
+        inner = self.gamma.condition(mu, queries)
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            y = inner(x, t)
+            if y.shape[-2:] != x.shape[-2:]:
+                raise ValueError(
+                    f"A residual step stays in its space, got points of shape {tuple(x.shape)} "
+                    f"and images of shape {tuple(y.shape)}."
+                )
+            return x + self.step * y
+
+        return answer
