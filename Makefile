@@ -27,11 +27,12 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/run.py
 
 docs: $(READY)
-	@$(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d: try make PYTHON=python3.11" % v[:2])'
-	@echo "Setting up .venv (once; PyTorch is about 200 MB) ..."
+	@echo "Setting up .venv (once, a few minutes) ..."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --constraint constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt

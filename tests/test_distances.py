@@ -202,6 +202,16 @@ def test_sinkhorn_divergence_tends_to_transport():
     assert errors[2] < errors[1] < errors[0] and errors[2] < 0.02 * exact
 
 
+def test_a_permuted_copy_is_found_at_once():
+    """The start from the symmetric potentials: no warning, no value, no gradient to speak of."""
+    x = torch.randn(20, 2, requires_grad=True)
+    value = pf.sinkhorn_divergence(
+        pf.Measure(x), pf.Measure(x.detach().flip(0)), eps=0.05, tol=1e-8
+    )
+    (grad,) = torch.autograd.grad(value, x)
+    assert abs(value.item()) < 1e-9 and grad.abs().max() < 1e-7
+
+
 def test_sinkhorn_says_when_it_gave_up():
     with pytest.warns(UserWarning, match="marginal error"):
         pf.sinkhorn_divergence(cloud(30), cloud(30), eps=1e-3, tol=1e-9, max_steps=20)

@@ -117,8 +117,9 @@ CASES = {
         lambda: pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(3)).double()(MU, ones(5, 2)),
         "pf.Measure(x)",
     ),
-    "no heads": (lambda: pf.Attention(2, heads=0), "must be positive"),
-    "negative steps": (lambda: pf.Sinkhorn(-1), "must not be negative"),
+    "no heads": (lambda: pf.Attention(2, heads=0), "`heads` must be a whole number"),
+    "half a head": (lambda: pf.Attention(2, heads=1.5), "`heads` must be a whole number"),
+    "negative steps": (lambda: pf.Sinkhorn(-1), "not negative"),
     "a negative temperature": (lambda: pf.SquaredDistance(-1.0), "must be positive"),
     "layers that do not fit": (
         lambda: pf.Compose(pf.MLP(2, 4, out_dim=3), pf.Attention(2)),
@@ -128,11 +129,28 @@ CASES = {
     "a skip between spaces": (lambda: pf.MLP(2, 4, out_dim=3, skip=True), "out_dim = dim"),
     "no depth": (lambda: pf.Transformer(2, depth=0), "at least 1"),
     "no width": (lambda: pf.Transformer(2, depth=1, width=0), "at least 1"),
-    "an MLP without hidden units": (lambda: pf.MLP(2, 0), "must be positive"),
+    "an MLP without hidden units": (lambda: pf.MLP(2, 0), "`hidden` must be"),
     "a model that loses tokens": (
         lambda: pf.from_sequence_model(lambda x: x[:1])(MU),
-        "One per token",
+        "one point for each token",
     ),
+    "tokens to push": (lambda: pf.Attention(2).push(X), "`mu` must be a Measure"),
+    "tokens to curry": (lambda: pf.Attention(2).at(X), "`mu` must be a Measure"),
+    "a cross map pushing its context": (
+        lambda: pf.Attention(3, context_dim=2).double().push(MU),
+        "queries.push(gamma.at(mu))",
+    ),
+    "a context of another space, pushed": (
+        lambda: pf.Attention(5).double().push(MU),
+        "contexts in R^5",
+    ),
+    "a name for a norm": (lambda: pf.Transformer(2, depth=1, norm="pre"), "pf.PreNorm()"),
+    "a norm of one coordinate": (
+        lambda: pf.Transformer(1, depth=1, norm=pf.PreNorm()),
+        "`width=`",
+    ),
+    "a list to compose": (lambda: pf.Compose([pf.MLP(2, 2)]), "Compose(*maps)"),
+    "an empty region": (lambda: MU.restrict(lambda x: x[..., 0] > 9), "no mass"),
     "distance between spaces": (
         lambda: pf.wasserstein(MU, pf.Measure(ones(3, 1))),
         "R^2 and R^1",
@@ -175,18 +193,18 @@ CASES = {
         "Only the last map",
     ),
     "a name for a normaliser": (lambda: pf.Attention(2, normaliser="sinkhorn"), "Normaliser"),
-    "a class for an affinity": (lambda: pf.Attention(2, affinity=pf.Dot), "got Dot"),
+    "a class for an affinity": (lambda: pf.Attention(2, affinity=pf.Dot), "Make one: `Dot()`"),
     "False for a mask": (lambda: pf.Attention(2, mask=False), "None for no mask"),
     "a layer with an unknown implementation": (
         lambda: pf.Attention(2, impl="fast"),
         "'reference', 'streamed'",
     ),
-    "no head": (lambda: pf.Attention(2, head_dim=0), "must be positive"),
+    "no head": (lambda: pf.Attention(2, head_dim=0), "`head_dim` must be"),
     "a pre-norm network on another space": (
         lambda: (
             pf.Transformer(2, depth=1, norm=pf.PreNorm()).double().push(pf.Measure(ones(3, 3)))
         ),
-        "queries in R^2",
+        "in R^2, got",
     ),
     "an infinite exponent": (lambda: pf.wasserstein(MU, MU, p=INF), "finite"),
     "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "positive and finite"),
@@ -221,3 +239,13 @@ def test_message(name):
     call, words = CASES[name]
     with pytest.raises((ValueError, TypeError, IndexError), match=re.escape(words)):
         call()
+
+
+def test_a_causal_map_must_be_able_to_see_times():
+    with pytest.raises(TypeError, match="pf.Conditioned"):
+
+        class Late(pf.InContextMap):
+            causal = True
+
+            def evaluate(self, mu, x):
+                return x

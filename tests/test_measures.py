@@ -30,6 +30,12 @@ def test_given_weights_are_kept():
     assert mu.normalise().mass.item() == pytest.approx(1, rel=1e-15)
 
 
+def test_counts_are_weights():
+    mu = pf.Measure(torch.randn(3, 1), torch.tensor([1, 0, 2]))
+    assert torch.allclose(mu.weights, torch.tensor([1.0, 0.0, 2.0]))
+    assert mu.dtype == torch.float64 and mu.device.type == "cpu"
+
+
 def test_tiny_weights_live_in_float32():
     logs = torch.tensor([math.log(1e-300), math.log(3e-300)], dtype=torch.float32)
     mu = pf.Measure(torch.tensor([[0.0], [4.0]], dtype=torch.float32), log_weights=logs)
@@ -150,7 +156,7 @@ def test_restriction():
     assert right.mass.item() == pytest.approx(0.5)
     assert right.mean().item() == pytest.approx(0.5)
     assert right.strip().n == 50
-    with pytest.raises(ValueError, match="positive total mass"):
+    with pytest.raises(ValueError, match="no mass"):
         mu.restrict(lambda x: x[..., 0] > 2)
 
 

@@ -122,3 +122,23 @@ def test_memory_is_linear(record_property):
         record_property(f"{op} peaks in MB", f"{small} {middle} {large}")
         assert middle <= max(4 * small, 30) and large <= max(4 * middle, 30), (op, peaks[op])
         assert large < 100
+
+
+def test_documentation_builds(tmp_path):
+    """Strictly, and with no formula left as dollars in the text."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for page in tmp_path.glob("*.html"):
+        text = re.sub(r"<(code|script|pre)\b.*?</\1>", "", page.read_text(), flags=re.S)
+        assert "$" not in text and "arithmatex" not in text, page.name
+
+
+def test_no_stray_files():
+    """Nothing large and no environment is tracked."""
+    files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT).stdout
+    for name in files.split():
+        assert not name.startswith((".venv", "site/", "out/")), name
+        assert (ROOT / name).stat().st_size < 300_000, name

@@ -30,9 +30,20 @@ def holds(condition: Tensor, *, unknown: bool = True) -> bool:
 
 def check_kind(name: str, value: object, kind: type, fix: str) -> None:
     """Raise unless `value` is an instance of `kind`."""
-    if not isinstance(value, kind):
-        got = value.__name__ if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"`{name}` must be a {kind.__name__}, got {got}. {fix}")
+    if isinstance(value, kind):
+        return
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    if isinstance(value, type) and issubclass(value, kind):
+        fix = f"Make one: `{value.__name__}()`."
+    raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {got}. {fix}")
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise unless every size is a whole positive number, or None for its default."""
+    for name, size in sizes.items():
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise ValueError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:
@@ -143,10 +154,15 @@ def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
             f"Context and queries must share their space, got `mu` in R^{atoms.shape[-1]} and "
             f"`x` in R^{x.shape[-1]}."
         )
-    if asks is not None and x.shape[-1] != asks:
-        raise ValueError(f"This map takes queries in R^{asks}, got `x` in R^{x.shape[-1]}.")
     if takes is not None and atoms.shape[-1] != takes:
         raise ValueError(f"This map takes contexts in R^{takes}, got `mu` in R^{atoms.shape[-1]}.")
+    if asks is not None and x.shape[-1] != asks:
+        if x is atoms:
+            raise ValueError(
+                f"This map takes queries in R^{asks} to a context in R^{takes} and cannot push the "
+                "context itself. Push queries: `queries.push(gamma.at(mu))`."
+            )
+        raise ValueError(f"This map takes queries in R^{asks}, got `x` in R^{x.shape[-1]}.")
 
 
 def check_broadcast(what: str, first: Sequence[int], second: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from . import ops
-from ._checks import check_kind
+from ._checks import check_kind, check_sizes
 from .affinities import Affinity, Dot, Scores
 from .maps import Answer, Conditioned
 from .measures import Measure
@@ -22,6 +22,7 @@ class Attention(Conditioned):
 
     $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
       \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
+
     where the affinity is $A$ and the normaliser chooses $g$. The mass of a token counts: weights
     enter as $\log a_j$ in the scores, so doubling a weight is repeating a token.
 
@@ -56,9 +57,7 @@ class Attention(Conditioned):
         impl: ops.Impl | None = None,
     ):
         super().__init__()
-        given = {"dim": dim, "heads": heads, "head_dim": head_dim, "context_dim": context_dim}
-        if any(size is not None and size < 1 for size in given.values()):
-            raise ValueError(f"Dimensions and heads must be positive, got {given}.")
+        check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
         self.affinity = Dot() if affinity is None else affinity
         self.normaliser = Softmax() if normaliser is None else normaliser
         check_kind("affinity", self.affinity, Affinity, "Use `pf.Dot()` or another affinity.")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ._checks import check_kind
+from ._checks import check_kind, check_sizes
 from ._types import Images, Queries
 from .maps import Answer, Conditioned, InContextMap
 from .measures import Measure
@@ -64,11 +64,8 @@ class MLP(InContextMap):
         activation: Callable[[Tensor], Tensor] | None = None,
     ):
         super().__init__()
+        check_sizes(dim=dim, hidden=hidden, out_dim=out_dim)
         out_dim = dim if out_dim is None else out_dim
-        if min(dim, hidden, out_dim) < 1:
-            raise ValueError(
-                f"Dimensions must be positive, got dim={dim}, hidden={hidden}, out_dim={out_dim}."
-            )
         self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
         if skip and out_dim != dim:
             raise ValueError(f"A skip needs out_dim = dim, got {out_dim} and {dim}.")

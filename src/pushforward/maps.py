@@ -24,6 +24,9 @@ Answer = Callable[[Tensor, Tensor | None], Tensor]
 r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
 
 
+_TOKENS = "Tokens become one with `pf.Measure(tokens)`."
+
+
 class InContextMap(nn.Module, ABC):
     r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point.
 
@@ -51,6 +54,16 @@ class InContextMap(nn.Module, ABC):
     """Whether the map relates two measures: that of the queries, if given, and the context."""
     paired: bool = False
     """Whether it must be given a measure of queries."""
+
+    def __init_subclass__(cls, **kwargs):
+        """Refuse a map that says it is causal and never gets to see a time."""
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("causal") and cls.condition is InContextMap.condition:
+            raise TypeError(
+                f"{cls.__name__} is causal, but `evaluate(mu, x)` is not given times. Subclass "
+                "`pf.Conditioned` and write `condition(mu, queries=None)`, which returns a "
+                "function of points and times."
+            )
 
     @abstractmethod
     def evaluate(self, mu: Measure, x: Queries) -> Images:
@@ -97,10 +110,12 @@ class InContextMap(nn.Module, ABC):
 
     def at(self, mu: Measure) -> At:
         r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls with one context."""
+        check_kind("mu", mu, Measure, _TOKENS)
         return At(self, mu)
 
     def push(self, mu: Measure) -> Measure:
         r"""The map between measures $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$."""
+        check_kind("mu", mu, Measure, _TOKENS)
         self._check(mu, mu.atoms, mu.times)
         return self.advance(mu)
 
@@ -110,7 +125,7 @@ class InContextMap(nn.Module, ABC):
 
     def _check(self, mu: Measure, x: Tensor, t: Tensor | None) -> None:
         """Shapes, dtypes, devices; values only of times that a user gave."""
-        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
+        check_kind("mu", mu, Measure, _TOKENS)
         check_context(mu, x, (self.dim, self.context_dim))
         check_parameters(self, mu.atoms)
         if t is not None and t is not mu.times:
@@ -199,7 +214,8 @@ class Compose(Conditioned):
       \Gamma_1(\mu,x)\bigr).$$
 
     Its push-forward is the iterated push-forward, each layer evaluated once. Queries that ride
-    along share each layer's context work and never change a bit of the atoms.
+    along share each layer's context work, and the atoms come out bit for bit the same with or
+    without them.
 
     Examples:
         >>> double = pf.Pointwise(lambda x: 2 * x)
@@ -212,7 +228,8 @@ class Compose(Conditioned):
         if not maps:
             raise ValueError("A composition needs at least one map, got none.")
         for gamma in maps:
-            check_kind("maps", gamma, InContextMap, "Wrap a module in `pf.Pointwise(module)`.")
+            fix = "Wrap a module in `pf.Pointwise(module)`; a list of maps is `Compose(*maps)`."
+            check_kind("maps", gamma, InContextMap, fix)
         for before, after in zip(maps, maps[1:], strict=False):
             if before.dim != before.context_dim:
                 raise ValueError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from ._checks import (
@@ -39,15 +39,16 @@ class Transport(ABC):
 class Measure:
     r"""The positive measure $\mu=\sum_i a_i\,\delta_{x_i}$ on $\mathbb R^d$, or a batch of them.
 
-    Weights live as logarithms, so $10^{-300}$ is an ordinary weight in float32, and an atom of
-    zero mass has log-weight $-\infty$. Such atoms pad ragged batches: no operation sees them, nor
-    what was stored in their coordinates.
+    Weights live as logarithms: given as `log_weights`, $10^{-300}$ is an ordinary weight in
+    float32, though `weights` and `mass` then show 0. An atom of zero mass has log-weight
+    $-\infty$. Such atoms pad ragged batches: no operation sees them, nor what was stored in their
+    coordinates. Two clouds are equal as measures if their canonical forms `merge()` agree.
 
     Args:
         atoms: the points $x_i$, shape `(..., n, d)`.
-        weights: the $a_i\ge0$, shape `(..., n)`, of any positive total mass, kept as they are.
-            By default every atom weighs $1/n$.
-        log_weights: the $\log a_i$ instead.
+        weights: the $a_i\ge0$, shape `(..., n)`, of any positive total mass, kept as they are;
+            counts may be integers. By default every atom weighs $1/n$.
+        log_weights: the $\log a_i$ instead, for weights that a float cannot hold.
         times: one per atom, for causal maps: an atom is seen by queries at its time or later.
 
     Tensors are not copied: changing them in place changes the measure, unchecked.
@@ -67,7 +68,7 @@ class Measure:
     def __init__(
         self,
         atoms: Points,
-        weights: Weights | None = None,
+        weights: Num[Tensor, "*b n"] | None = None,
         *,
         log_weights: Weights | None = None,
         times: Times | None = None,
@@ -77,6 +78,8 @@ class Measure:
             raise ValueError("Give `weights` or `log_weights`, not both.")
         given: tuple[str, Tensor] | None = None
         if weights is not None:
+            if isinstance(weights, Tensor) and not weights.is_floating_point():
+                weights = weights.to(wide(atoms.dtype))  # counts
             given = "weights", weights
             logs = _log(_checked(*given, atoms))
         elif log_weights is not None:
@@ -273,6 +276,16 @@ class Measure:
         return self.atoms.shape[-1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the atoms."""
+        return self.atoms.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the measure lives."""
+        return self.atoms.device
+
+    @property
     def batch_shape(self) -> tuple[int, ...]:
         """Leading axes; empty for one measure."""
         return tuple(self.atoms.shape[:-2])
@@ -303,7 +316,7 @@ class Measure:
         if atoms.shape[:-1] != self.atoms.shape[:-1]:
             raise ValueError(
                 f"A push-forward keeps the number of atoms: expected points of shape "
-                f"{tuple(self.atoms.shape[:-1])} + (d,), got {tuple(atoms.shape)}."
+                f"({', '.join(map(str, self.atoms.shape[:-1]))}, d), got {tuple(atoms.shape)}."
             )
         return Measure.unchecked(atoms, self.log_weights, self.times)
 
@@ -458,6 +471,8 @@ class Measure:
         if inside.dtype != torch.bool:
             raise ValueError(f"`region` must be boolean, got {inside.dtype}. Use `region.bool()`.")
         logs = self.log_weights.masked_fill(~inside, -torch.inf)
+        if not holds((logs > -torch.inf).any(-1).all()):
+            raise ValueError("The region holds no mass of the measure. Choose a larger one.")
         return Measure(self.atoms, log_weights=logs, times=self.times)
 
     def to(self, *args, **kwargs) -> Measure:
@@ -568,7 +583,7 @@ def _alike(measures: Sequence[Measure]) -> list[Measure]:
         raise ValueError("Expected at least one measure, got an empty sequence.")
     for m in parts:
         check_kind("measures", m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
-    for m in parts[1:]:
+    for place, m in enumerate(parts[1:], start=1):
         if m.dim != parts[0].dim:
             raise ValueError(
                 f"Measures must share their space, got R^{parts[0].dim} and R^{m.dim}."
@@ -576,5 +591,5 @@ def _alike(measures: Sequence[Measure]) -> list[Measure]:
         if (m.times is None) != (parts[0].times is None):
             raise ValueError("Give all measures times, or none of them.")
         for what in ("dtype", "device"):
-            check_same(what, ("measures[0]", parts[0].atoms), ("another", m.atoms))
+            check_same(what, ("measures[0]", parts[0].atoms), (f"measures[{place}]", m.atoms))
     return parts

@@ -58,8 +58,8 @@ class Sinkhorn(Normaliser):
     two_sided: ClassVar[bool] = True
 
     def __post_init__(self):
-        if self.steps < 0:
-            raise ValueError(f"`steps` must not be negative, got {self.steps}.")
+        if not (isinstance(self.steps, int) and self.steps >= 0):
+            raise ValueError(f"`steps` must be a whole number, not negative, got {self.steps}.")
 
     def potential(self, scores, log_a, log_b):
         """The column potential after `steps` iterations from zero."""

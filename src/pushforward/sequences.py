@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ._checks import check_floating, check_kind, check_shape, holds
+from ._checks import check_kind, check_tensor, holds
 from .measures import Measure, MeasureMap
 
 
@@ -36,8 +36,12 @@ def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
                 f"{spread.exp().item():g}. Draw equal ones with `mu.sample(n)`."
             )
         images = model(tokens)
-        check_floating("model(tokens)", images, "(n, e)", 2)
-        check_shape("model(tokens)", images, (len(tokens), images.shape[-1]), "One per token.")
+        check_tensor("model(tokens)", images)
+        if images.ndim != 2 or len(images) != len(tokens):
+            raise ValueError(
+                f"A sequence model returns one point for each token: expected ({len(tokens)}, e), "
+                f"got {tuple(images.shape)}."
+            )
         return Measure(images, log_weights=logs, times=mu.times)
 
     return f

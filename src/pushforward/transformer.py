@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from . import ops
+from ._checks import check_kind, check_sizes
 from .affinities import Affinity
 from .attention import Attention, Causal
 from .layers import MLP, Pointwise, Residual
@@ -55,6 +56,11 @@ class PostNorm(Norm):
 
 def _normal(dim: int, eps: float) -> Pointwise:
     """A LayerNorm as a map of points."""
+    if dim == 1:
+        raise ValueError(
+            "A LayerNorm of one coordinate is always 0 and would forget the point. Give the "
+            "tokens more dimensions with `width=`."
+        )
     return Pointwise(nn.LayerNorm(dim, eps), dim=dim, out_dim=dim)
 
 
@@ -77,7 +83,8 @@ class Transformer(Compose):
         out_dim: dimension of the images, `dim` by default; if given, a linear read-out comes last.
         head_dim: dimension of each head, the token dimension by default.
         step: factor of every residual branch.
-        norm: `PreNorm()`, `PostNorm()` or None.
+        norm: `PreNorm()`, `PostNorm()` or None. A LayerNorm keeps little of a token of few
+            coordinates: use it with `width=`.
         affinity: as in `Attention`.
         normaliser: as in `Attention`.
         mask: as in `Attention`.
@@ -106,9 +113,9 @@ class Transformer(Compose):
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
     ):
-        sizes = {"depth": depth, "width": width, "out_dim": out_dim}
-        if any(size is not None and size < 1 for size in sizes.values()):
-            raise ValueError(f"Depth and dimensions must be at least 1, got {sizes}.")
+        check_sizes(dim=dim, depth=depth, width=width, out_dim=out_dim)
+        if norm is not None:
+            check_kind("norm", norm, Norm, "Use `pf.PreNorm()` or `pf.PostNorm()`.")
         inner = dim if width is None else width
         hidden = 4 * inner if hidden is None else hidden
         layers: list[InContextMap] = []
@@ -144,6 +151,12 @@ class Transformer(Compose):
         continuous $\Gamma:\mathcal P(\Omega)\times\Omega\to\mathbb R^{d'}$ on a compact set,
         whatever the accuracy and the number of tokens; only depth and MLP width grow
         (Furuya, de Hoop, Peyre: Transformers are universal in-context learners, Theorem 1).
+
+        Args:
+            dim: $d$, dimension of the points.
+            out_dim: $d'$, dimension of the images.
+            depth: number of blocks.
+            hidden: width of the MLPs, four times the token dimension by default.
 
         Examples:
             >>> model = pf.Transformer.universal(2, 1, depth=3)

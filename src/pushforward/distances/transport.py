@@ -60,6 +60,7 @@ def sliced_wasserstein(
     r"""The sliced distance, the mean of $W_p^p$ over projections on lines, to the power $1/p$.
 
     $$\Bigl(\mathbb E_\theta W_p^p(\theta_\sharp\mu,\theta_\sharp\nu)\Bigr)^{1/p}.$$
+
     Directions $\theta$ are drawn uniformly from the sphere, the same for a whole batch; on the
     line there is only one and the distance is $W_p$.
 

@@ -161,6 +161,7 @@ def reduce_tiles_backward(
 
     With $P=e^{S-\ell}$, upstream gradients $o'$ of the average $o$ and $\ell'$ of the
     log-integral $\ell$:
+
     $$S'_{ij}=P_{ij}\,(\langle o'_i,v_j\rangle-\langle o'_i,o_i\rangle+\ell'_i),\qquad
       v'=P^\top o',\quad q'=S'k,\quad k'=S'^\top q,\quad b'_j=\sum_iS'_{ij}.$$
     A query that sees nothing has $\ell=-\infty$, and its row of $P$ is 0. What is not wanted
