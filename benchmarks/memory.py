@@ -27,18 +27,21 @@ def peak(f):
     return status("VmHWM") - start
 
 
-def work(op, n, times):
+def work(name, n):
     q, k, v = (torch.randn(n, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(n, requires_grad=True)
-    clock = (torch.rand(n).add(1), torch.rand(n)) if times else None
-    args = (q, k, v, bias) if op == "average" else (q, k, bias)
-    getattr(ops, op)(*args, times=clock, impl="streamed").sum().backward()
+    times = (torch.arange(n), torch.arange(n)) if "causal" in name else None
+    if "average" in name:
+        out = ops.average(q, k, v, bias, times=times, impl="streamed")
+    else:
+        out = ops.log_integral(q, k, bias, times=times, impl="streamed")
+    out.sum().backward()
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for op in ("average", "log_integral"):
-        work(op, 2048, False)  # warm up: libraries, thread pools
+    for name in ("average", "log_integral", "causal_average"):
+        work(name, 2048)  # warm up: libraries, thread pools
         for n in (2048, 8192, 32768):
-            print(op, n, round(peak(lambda: work(op, n, False)), 1))  # noqa: B023
+            print(name, n, round(peak(lambda: work(name, n)), 1))  # noqa: B023
             sys.stdout.flush()

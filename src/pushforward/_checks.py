@@ -159,8 +159,8 @@ def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
     if asks is not None and x.shape[-1] != asks:
         if x is atoms:
             raise ValueError(
-                f"This map takes queries in R^{asks} to a context in R^{takes} and cannot push the "
-                "context itself. Push queries: `queries.push(gamma.at(mu))`."
+                f"This map takes queries in R^{asks} to a context in R^{takes}, so it cannot push "
+                "the context itself. Push queries: `queries.push(gamma.at(mu))`."
             )
         raise ValueError(f"This map takes queries in R^{asks}, got `x` in R^{x.shape[-1]}.")
 
