@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from .._checks import check_no_tangent, holds
@@ -119,12 +120,12 @@ def _flat(mu: Measure) -> list[Measure]:
 def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float) -> Tensor:
     r"""$\int_0^1|F^{-1}(u)-G^{-1}(u)|^p\,du$ along the last axis, batched.
 
-    Between consecutive levels of the two distribution functions both quantiles are constant.
-    Levels that differ by rounding alone are one level: for $p>1$ a mass of $10^{-16}$ in the wrong
-    place would cost $10^{-16/p}$.
+    Between consecutive levels of the two distribution functions both quantiles are constant. For
+    $p>1$, where a mass of $10^{-16}$ in the wrong place would cost $10^{-16/p}$, levels that differ
+    by rounding alone are one level.
     """
     (x, i), (y, j) = x.sort(-1), y.sort(-1)
-    F, G = (logs.exp().gather(-1, at).cumsum(-1) for logs, at in ((log_a, i), (log_b, j)))
+    F, G = (_cumsum(logs.exp().gather(-1, at)) for logs, at in ((log_a, i), (log_b, j)))
     F, G = F / F[..., -1:], G / G[..., -1:]
     levels, order = torch.cat([F, G], -1).sort(dim=-1, stable=True)
     ours = order < x.shape[-1]
@@ -132,9 +133,19 @@ def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float)
     at_x = (ours.cumsum(-1) - ours.long()).clamp(max=x.shape[-1] - 1)
     at_y = ((~ours).cumsum(-1) - (~ours).long()).clamp(max=y.shape[-1] - 1)
     du = levels.diff(dim=-1, prepend=torch.zeros_like(levels[..., :1]))
-    du = torch.where(du > ROUNDING * levels.shape[-1] ** 0.5, du, 0)
+    if p > 1:
+        du = torch.where(du > ROUNDING / 2 * levels.shape[-1] ** 0.5, du, 0)
     gap = (x.gather(-1, at_x) - y.gather(-1, at_y)).abs()
     return (du * (gap if p == 1 else gap**p)).sum(-1)
+
+
+def _cumsum(x: Tensor) -> Tensor:
+    r"""Cumulative sums with rounding of at most $\sqrt n$ additions: rows first, then their ends."""
+    n = x.shape[-1]
+    side = math.isqrt(max(n - 1, 0)) + 1
+    rows = pad(x, (0, side * side - n)).reshape(*x.shape[:-1], side, side).cumsum(-1)
+    before = pad(rows[..., :-1, -1].cumsum(-1), (1, 0))
+    return (rows + before[..., None]).flatten(-2)[..., :n]
 
 
 def _transport(mu: Measure, nu: Measure, p: float) -> Tensor:
