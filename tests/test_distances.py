@@ -278,7 +278,7 @@ def test_rounding_of_weights_is_no_distance(d):
 
 
 def test_rounding_does_not_add_up():
-    """Adding 1e-5 a hundred thousand times drifts; W8 of a cloud and itself in thirds is still 0."""
+    """Adding 1e-5 a hundred thousand times drifts; W8 of a cloud and its thirds is still 0."""
     mu = pf.Measure.grid(0.0, 1.0, size=100_000)
     assert pf.wasserstein(mu, mu.split(3), p=8).item() < 1e-14
 

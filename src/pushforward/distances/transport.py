@@ -121,8 +121,8 @@ def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float)
     r"""$\int_0^1|F^{-1}(u)-G^{-1}(u)|^p\,du$ along the last axis, batched.
 
     Between consecutive levels of the two distribution functions both quantiles are constant. For
-    $p>1$, where a mass of $10^{-16}$ in the wrong place would cost $10^{-16/p}$, levels that differ
-    by rounding alone are one level.
+    $p>1$, where a mass of $10^{-16}$ in the wrong place would cost $10^{-16/p}$, levels that
+    differ by rounding alone are one level.
     """
     (x, i), (y, j) = x.sort(-1), y.sort(-1)
     F, G = (_cumsum(logs.exp().gather(-1, at)) for logs, at in ((log_a, i), (log_b, j)))
@@ -140,7 +140,7 @@ def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float)
 
 
 def _cumsum(x: Tensor) -> Tensor:
-    r"""Cumulative sums with rounding of at most $\sqrt n$ additions: rows first, then their ends."""
+    r"""Cumulative sums, by rows and over rows: only some $2\sqrt n$ roundings add up."""
     n = x.shape[-1]
     side = math.isqrt(max(n - 1, 0)) + 1
     rows = pad(x, (0, side * side - n)).reshape(*x.shape[:-1], side, side).cumsum(-1)
