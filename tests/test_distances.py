@@ -93,7 +93,7 @@ def test_a_million_weighted_points_on_the_line():
     value = pf.wasserstein(mu, nu)
     assert time.perf_counter() - start < 20
     arrays = [m.atoms[:, 0].numpy() for m in (mu, nu)] + [m.weights.numpy() for m in (mu, nu)]
-    assert value.item() == pytest.approx(scipy.stats.wasserstein_distance(*arrays), rel=1e-12)
+    assert value.item() == pytest.approx(scipy.stats.wasserstein_distance(*arrays), rel=1e-9)
 
 
 def test_extended_w1():
