@@ -1,13 +1,27 @@
 """Common ground of tests and docstring examples: a seed, a device, and the usual names."""
 
+import os
+
 import pytest
 import torch
 
 import pushforward
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores already
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="device to run the tests on, e.g. cuda")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that need the library as users import it are skipped while its shapes are checked."""
+    if config.getoption("--jaxtyping-packages", default=None):
+        reason = 'run with -m unhooked -o addopts="-q --strict-markers", as `make test` does'
+        for item in items:
+            if item.get_closest_marker("unhooked"):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)
