@@ -170,6 +170,7 @@ def main():
             results["reductions"],
         ),
         memory=table(["", "2,048", "8,192", "32,768", "ratios"], results["memory"]),
+        cuda=(ROOT / "benchmarks" / "cuda.txt").read_text(),
         line=table(["", "ours, s", "error", "SciPy, s", "error"], results["line_transport"]),
     )
     print(page)
@@ -205,9 +206,17 @@ what the process held before. A dense 32,768 x 32,768 matrix takes 4,295 MB.
 
 {memory}
 
+## On a GPU
+
+`average` with weights, as `benchmarks/cuda.py` prints it there. The tiles are plain PyTorch: they
+save memory, not time.
+
+```
+{cuda}```
+
 ## Transport on the line
 
-float64, one core.
+float64, one core; errors against extended precision.
 
 {line}
 """
