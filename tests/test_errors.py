@@ -42,6 +42,18 @@ CASES = {
         lambda: pf.Measure(X.double(), torch.ones(3, dtype=torch.float32)),
         "share their dtype",
     ),
+    "weights on another device": (
+        lambda: pf.Measure(X, torch.ones(3, dtype=torch.float64, device="meta")),
+        "share their device",
+    ),
+    "queries on another device": (
+        lambda: pf.Attention(2).double()(MU, ones(5, 2).to("meta")),
+        "share their device",
+    ),
+    "a map on another device": (
+        lambda: pf.Attention(2).double().to("meta").push(MU),
+        "is on meta",
+    ),
     "times of another length": (lambda: pf.Measure(X, times=torch.ones(4)), "`times` must have"),
     "NaN times": (lambda: pf.Measure(X, times=torch.tensor([1.0, NAN, 2])), "`times` must be"),
     "an empty stack": (lambda: pf.Measure.stack([]), "at least one measure"),
