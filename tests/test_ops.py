@@ -230,6 +230,17 @@ def test_gradients_of_large_logits(timed):
     assert (grad - 1 / 700).abs().max() < 1e-7 / 70
 
 
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("far", [1e8, -1e8])
+def test_a_far_key_costs_the_near_ones_no_digits(impl, far):
+    """Keys 0 and 1 beside one at 1e8, which the query hides: as good as dense float32."""
+    q, k = torch.tensor([[-1.0 if far > 0 else 1.0]]), torch.tensor([[0.0], [1.0], [far]])
+    v = torch.tensor([[0.0], [1.0], [5.0]])
+    bias = torch.zeros(3)
+    out = ops.average(*(t.float() for t in (q, k, v, bias)), impl=impl)
+    assert abs(out.item() - ops.average(q, k, v, bias, impl="reference").item()) < 1e-6
+
+
 def test_anomaly_mode_finds_nothing():
     """No NaN appears in any backward step, not even one that is thrown away."""
     tensors, _ = inputs(5, 9)

@@ -244,7 +244,11 @@ class Measure:
     def mixture(
         cls, measures: Sequence[Measure], weights: Float[Tensor, " parts"] | None = None
     ) -> Measure:
-        r"""The mixture $\sum_kc_k\mu_k$, by default with equal $c_k$ that sum to one.
+        r"""The mixture $\sum_kc_k\mu_k$.
+
+        Args:
+            measures: the $\mu_k$, of one space and batch shape.
+            weights: the $c_k\ge0$, by default equal and of sum one.
 
         Examples:
             >>> a, b = pf.Measure(torch.zeros(2, 1)), pf.Measure(torch.ones(1, 1))

@@ -31,7 +31,8 @@ IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
 
 SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
-"""Up to so many pairs of query and atom the dense reference is at least as fast as streaming."""
+"""Up to so many pairs of query and atom the dense reference is the default: there it is no slower
+than streaming, and takes megabytes."""
 
 Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
 r"""Times of queries and of atoms: a query at time $t$ sees the atoms at times $s\le t$."""
@@ -47,7 +48,7 @@ def log_integral(
     impl: Impl | None = None,
     guard: bool = True,
 ) -> Float[Tensor, "*b m"]:
-    r"""The log-integral $\log\int e^{\langle q_i,k(y)\rangle}\,d\mu(y)$, $b=\log$ of the weights.
+    r"""The log-integral $\log\int e^{s\langle q_i,k(y)\rangle}\,d\mu(y)$, $b$ the log-weights.
 
     Args:
         q: queries.
@@ -85,7 +86,7 @@ def average(
     impl: Impl | None = None,
     guard: bool = True,
 ) -> Float[Tensor, "*b m e"]:
-    r"""The mean $\int v\,d\pi_i$ under $\pi_i(dy)\propto e^{\langle q_i,k(y)\rangle}\mu(dy)$.
+    r"""The mean $\int v\,d\pi_i$ under $\pi_i(dy)\propto e^{s\langle q_i,k(y)\rangle}\mu(dy)$.
 
     Args:
         q: queries.

@@ -57,16 +57,18 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor
     r"""Mass rides inside the keys, $\langle q,k\rangle+b=\langle(q,1),(k,b)\rangle$.
 
     So the weights get their gradient from the keys' and no mask is formed. The fused kernel wants
-    one width for queries, keys and values: zeros fill the rest. Keys are measured from their mean
-    and the bias from its maximum, which shifts each query's scores by a constant and keeps the
-    kernel's stored log-sum-exp, hence its gradients, accurate.
+    one width for queries, keys and values: zeros fill the rest. Keys are measured from the corner
+    of their box nearest 0 and the bias from its maximum, which shifts each query's scores by a
+    constant and keeps the kernel's stored log-sum-exp, hence its gradients, accurate. No key is
+    smaller than that corner, so none loses digits to a far one, as it would to the mean.
     """
     if guard:
         dead = bias == -torch.inf
         k, v = (t.masked_fill(dead[..., None], 0) for t in (k, v))
         # Without any mass the values are all 0 by now, hence the average and its gradients too.
         bias = bias.masked_fill(dead.all(-1, keepdim=True), 0)
-    k = k - k.detach().mean(-2, keepdim=True)
+    low, high = k.detach().amin(-2, keepdim=True), k.detach().amax(-2, keepdim=True)
+    k = k - (low.clamp_min(0) + high.clamp_max(0))
     # Finite, because the gradient of the constant 1 is thrown away but should not be 0 * inf.
     bias = (bias - bias.detach().amax(-1, keepdim=True)).clamp_min(-1e30)
     batch, (q, k, v, bias), _ = _fold((q, k, v, bias[..., None]), None)
