@@ -26,10 +26,10 @@ def transformer(impl, **options):
 
 ATTENTIVE = {
     "softmax": lambda impl: attention(impl),
-    "sinkhorn": lambda impl: attention(impl, normaliser=pf.Sinkhorn(4)),
+    "sinkhorn": lambda impl: attention(impl, normaliser=pf.Sinkhorn(steps=4)),
     "squared distance": lambda impl: attention(impl, affinity=pf.SquaredDistance(1.5)),
     "squared distance, sinkhorn": lambda impl: attention(
-        impl, affinity=pf.SquaredDistance(1.5), normaliser=pf.Sinkhorn(4)
+        impl, affinity=pf.SquaredDistance(1.5), normaliser=pf.Sinkhorn(steps=4)
     ),
     "causal": lambda impl: attention(impl, mask=pf.Causal()),
     "residual": lambda impl: pf.Residual(attention(impl), step=0.7),

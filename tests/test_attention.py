@@ -51,7 +51,7 @@ def test_squared_distance_far_from_the_origin():
 def test_each_head_stays_in_the_convex_hull_of_its_values():
     """In one dimension of values the hull is an interval."""
     mu = measure(9)
-    gamma = pf.Attention(2, heads=3, head_dim=1, normaliser=pf.Sinkhorn(3))
+    gamma = pf.Attention(2, heads=3, head_dim=1, normaliser=pf.Sinkhorn(steps=3))
     for h in range(3):
         gamma.W.weight.zero_()
         gamma.W.weight[0, h] = 1
@@ -62,7 +62,7 @@ def test_each_head_stays_in_the_convex_hull_of_its_values():
 
 @torch.no_grad()
 def test_zero_sinkhorn_steps_is_softmax():
-    a, b = attention(None, normaliser=pf.Sinkhorn(0)), attention(None)
+    a, b = attention(None, normaliser=pf.Sinkhorn(steps=0)), attention(None)
     b.load_state_dict(a.state_dict())
     mu, (x, _) = measure(), queries()
     assert torch.equal(a(mu, x), b(mu, x))
@@ -72,7 +72,7 @@ def test_zero_sinkhorn_steps_is_softmax():
 @pytest.mark.parametrize("affinity", [pf.Dot(), pf.SquaredDistance(2.0)])
 def test_converged_sinkhorn_keeps_the_mean_of_the_values(affinity):
     """Both marginals are mu: averaging the output over mu averages the values over mu."""
-    gamma = attention(None, affinity=affinity, normaliser=pf.Sinkhorn(500))
+    gamma = attention(None, affinity=affinity, normaliser=pf.Sinkhorn(steps=500))
     mu = measure()
     expected = gamma.W(gamma.V(mu.mean()))
     assert worst(gamma.push(mu).mean(), expected) < 1e-12
@@ -81,7 +81,7 @@ def test_converged_sinkhorn_keeps_the_mean_of_the_values(affinity):
 @torch.no_grad()
 def test_sinkhorn_between_two_measures():
     """Cross-attention: rows are the query measure, columns the context."""
-    gamma = pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(800))
+    gamma = pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(steps=800))
     mu, nu = measure(6, 3), measure(5, 2)
     image = nu.moved(gamma(mu, nu))
     assert worst(image.mean(), gamma.W(gamma.V(mu.mean()))) < 1e-12
@@ -92,7 +92,7 @@ def test_sinkhorn_between_two_measures():
 
 @torch.no_grad()
 def test_self_attention_sinkhorn_takes_a_query_measure_on_request():
-    gamma = attention(None, normaliser=pf.Sinkhorn(4))
+    gamma = attention(None, normaliser=pf.Sinkhorn(steps=4))
     mu, nu = measure(6), measure(5)
     assert torch.equal(gamma(mu, mu), gamma.push(mu).atoms)
     assert worst(gamma(mu, nu), gamma(mu, nu.atoms)) > 1e-4
@@ -174,7 +174,7 @@ def test_half_precision_scores_are_single():
 @pytest.mark.parametrize("log_ratio", [-600.0, 5.0, 600.0])
 def test_masses_of_both_sides_do_not_matter(log_ratio):
     """Potentials of unequal masses must not drift: float32, many steps, cross-attention."""
-    gamma = pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(300)).float()
+    gamma = pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(steps=300)).float()
     mu, nu = measure(6).to(torch.float32), measure(5).to(torch.float32)
     heavy = pf.Measure(nu.atoms, log_weights=nu.log_weights + log_ratio)
     # log-weights of size 600 are themselves rounded to 600 units of float32
@@ -185,4 +185,4 @@ def test_masses_of_both_sides_do_not_matter(log_ratio):
 def test_traits_show_on_composites():
     causal = pf.Transformer(2, depth=1, mask=pf.Causal(), norm=pf.PreNorm())
     assert causal.causal and not causal.two_sided
-    assert pf.Residual(pf.Attention(2, normaliser=pf.Sinkhorn(2))).two_sided
+    assert pf.Residual(pf.Attention(2, normaliser=pf.Sinkhorn(steps=2))).two_sided

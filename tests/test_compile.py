@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unhooked
 
 MODELS = {
     "softmax": lambda impl: attention(impl),
-    "sinkhorn": lambda impl: attention(impl, normaliser=pf.Sinkhorn(3)),
+    "sinkhorn": lambda impl: attention(impl, normaliser=pf.Sinkhorn(steps=3)),
     "squared distance": lambda impl: attention(impl, affinity=pf.SquaredDistance(1.0)),
     "causal": lambda impl: attention(impl, mask=pf.Causal()),
     "transformer": lambda impl: transformer(impl, norm=pf.PreNorm()),

@@ -122,16 +122,18 @@ CASES = {
         "the context has none",
     ),
     "causal Sinkhorn": (
-        lambda: pf.Attention(2, mask=pf.Causal(), normaliser=pf.Sinkhorn(3)),
+        lambda: pf.Attention(2, mask=pf.Causal(), normaliser=pf.Sinkhorn(steps=3)),
         "identity",
     ),
     "cross Sinkhorn without a measure": (
-        lambda: pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(3)).double()(MU, ones(5, 2)),
+        lambda: pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(steps=3)).double()(
+            MU, ones(5, 2)
+        ),
         "pf.Measure(x)",
     ),
     "no heads": (lambda: pf.Attention(2, heads=0), "`heads` must be a whole number"),
     "half a head": (lambda: pf.Attention(2, heads=1.5), "`heads` must be a whole number"),
-    "negative steps": (lambda: pf.Sinkhorn(-1), "not negative"),
+    "negative steps": (lambda: pf.Sinkhorn(steps=-1), "not negative"),
     "a negative temperature": (lambda: pf.SquaredDistance(-1.0), "must be positive"),
     "layers that do not fit": (
         lambda: pf.Compose(pf.MLP(2, 4, out_dim=3), pf.Attention(2)),

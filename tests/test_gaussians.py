@@ -41,7 +41,7 @@ def sinkhorn(Q, K, V, a, S):
 CASES = {
     "softmax": (pf.Dot(1.0), pf.Softmax(), softmax, 0.5),
     "squared distance": (pf.SquaredDistance(2.0), pf.Softmax(), squared_distance, 1.0),
-    "sinkhorn": (pf.Dot(1.0), pf.Sinkhorn(50), sinkhorn, 1.0),
+    "sinkhorn": (pf.Dot(1.0), pf.Sinkhorn(steps=50), sinkhorn, 1.0),
 }
 
 

@@ -74,10 +74,10 @@ def test_queries_never_change_a_bit_of_the_atoms():
 @torch.no_grad()
 def test_queries_share_the_context_work(monkeypatch):
     """Keys, values and potentials are computed once a layer, whoever asks."""
-    model = transformer(None, normaliser=pf.Sinkhorn(3))
+    model = transformer(None, normaliser=pf.Sinkhorn(steps=3))
     calls = []
-    real = pf.Sinkhorn.potential
-    monkeypatch.setattr(pf.Sinkhorn, "potential", lambda *a: calls.append(1) or real(*a))
+    real = pf.Sinkhorn.find
+    monkeypatch.setattr(pf.Sinkhorn, "find", lambda *a: calls.append(1) or real(*a))
     mu, (x, _) = measure(), queries()
     model(mu, x)
     assert len(calls) == 2
@@ -208,11 +208,11 @@ def test_a_measure_of_queries_shares_the_context_work():
 
 @torch.no_grad()
 def test_cross_attention_may_close_a_composition():
-    cross = pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(3))
+    cross = pf.Attention(2, context_dim=2, normaliser=pf.Sinkhorn(steps=3))
     mu, nu = measure(6), measure(4)
     model = pf.Compose(pf.MLP(2, 4), cross)
     moved = nu.push(model.at(mu))
     mlp = next(iter(model))
     assert torch.equal(moved.atoms, cross(mlp.push(mu), mlp.push(nu)))
-    apart = pf.Compose(pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(2)))
+    apart = pf.Compose(pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(steps=2)))
     assert apart(measure(5, 3), nu).shape == (4, 2)

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.unhooked
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
-LAYERS = """_types _precision _checks _grouping _quadrature ops affinities normalisers measures
-distances maps sequences layers attention transformer""".split()
+LAYERS = """_types _precision _checks _grouping _quadrature ops scores affinities sinkhorn implicit
+feasibility measures distances normalisers relations maps sequences layers attention transformer
+relate stochastic realise""".split()
 
 
 def run(code, **environment):

@@ -17,6 +17,25 @@ from .maps import (
     InContextMap as InContextMap,
 )
 from .measures import Measure as Measure, MeasureMap as MeasureMap
-from .normalisers import Normaliser as Normaliser, Sinkhorn as Sinkhorn, Softmax as Softmax
+from .normalisers import (
+    DualSoftmax as DualSoftmax,
+    Hard as Hard,
+    Normaliser as Normaliser,
+    Sigmoid as Sigmoid,
+    Sinkhorn as Sinkhorn,
+    Softmax as Softmax,
+)
+from .realise import (
+    birkhoff as birkhoff,
+    realise as realise,
+    realise_heads as realise_heads,
+)
+from .relate import relate as relate
+from .relations import (
+    Affinities as Affinities,
+    Conditional as Conditional,
+    Coupling as Coupling,
+    Relation as Relation,
+)
 from .sequences import from_sequence_model as from_sequence_model
 from .transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer

@@ -8,25 +8,22 @@ same two reductions.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import sqrt
-from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
 
 from . import ops
 from ._precision import widen
-
-
-class Placed(NamedTuple):
-    """Points as an affinity wants them."""
-
-    points: Tensor
-    shift: Tensor | None
-    """What a point adds to all its scores, None for zero."""
+from .scores import Placed, PointScores
 
 
 class Affinity(ABC):
     r"""A score $A(q,k)$ of a query and a key, as a biased dot product."""
+
+    @property
+    def unit(self) -> float:
+        r"""What a unit of score costs, so that the cost is $c=-\text{unit}\cdot A$."""
+        return 1.0
 
     @abstractmethod
     def factor(self, width: int) -> float:
@@ -39,6 +36,14 @@ class Affinity(ABC):
     @abstractmethod
     def place(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Placed:
         r"""$x'$ and $c(x)$, for queries and keys alike."""
+
+    def between(
+        self, queries: Placed, keys: Placed, impl: ops.Impl | None = None,
+        times: ops.Clock | None = None,
+    ) -> PointScores:  # fmt: skip
+        """The scores of two placed clouds."""
+        scale = self.factor(keys.points.shape[-1])
+        return PointScores(queries, keys, scale, self.unit, impl, times)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,11 @@ class SquaredDistance(Affinity):
         if not self.eps > 0:
             raise ValueError(f"`eps` must be positive, got {self.eps}.")
 
+    @property
+    def unit(self):
+        r"""$\varepsilon$."""
+        return self.eps
+
     def factor(self, width):
         r"""$2/\varepsilon$."""
         return 2 / self.eps
@@ -98,60 +108,12 @@ class SquaredDistance(Affinity):
         return Placed(x, -x.square().sum(-1) / self.eps)
 
 
-@dataclass(frozen=True)
-class Scores:
-    r"""An affinity between two clouds: what can be integrated over either side.
-
-    Args:
-        queries: the query side, placed.
-        keys: the key side, placed.
-        scale: $s$.
-        impl: implementation of the reductions, None to choose by size.
-    """
-
-    queries: Placed
-    keys: Placed
-    scale: float
-    impl: ops.Impl | None = None
-
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
-        r"""$\log\sum_je^{A(q_i,k_j)+b_j}$, a function of the queries."""
-        return self._log_integral(self.queries, self.keys, bias)
-
-    def over_queries(self, bias: Float[Tensor, "*#b m"]) -> Float[Tensor, "*o n"]:
-        r"""$\log\sum_ie^{A(q_i,k_j)+b_i}$, a function of the keys."""
-        return self._log_integral(self.keys, self.queries, bias)
-
-    def average(
-        self, v: Tensor, bias: Float[Tensor, "*#b n"], times: ops.Clock | None = None
-    ) -> Tensor:
-        r"""The mean of $v_j$ with weights $e^{A(q_i,k_j)+b_j}$; the queries' shift cancels."""
-        bias = _shifted(bias, self.keys.shift)
-        q, k = self.queries.points, self.keys.points
-        return ops.average(
-            q, k, v, bias, scale=self.scale, times=times, impl=self.impl, guard=False
-        )
-
-    def _log_integral(self, asked: Placed, summed: Placed, bias: Tensor) -> Tensor:
-        bias = _shifted(bias, summed.shift)
-        result = ops.log_integral(
-            asked.points, summed.points, bias, scale=self.scale, impl=self.impl, guard=False
-        )
-        return _shifted(result, asked.shift)
-
-
 def scores(
     affinity: Affinity,
     q: Float[Tensor, "*#b m k"],
     k: Float[Tensor, "*#b n k"],
     log_weights: Float[Tensor, "*#b n"],
-) -> Scores:
+) -> PointScores:
     """Score every point of `q` against every point of `k`, without forming the matrix."""
     origin = affinity.origin(k, log_weights)
-    return Scores(
-        affinity.place(q, origin), affinity.place(k, origin), affinity.factor(k.shape[-1])
-    )
-
-
-def _shifted(bias: Tensor, shift: Tensor | None) -> Tensor:
-    return bias if shift is None else bias + shift
+    return affinity.between(affinity.place(q, origin), affinity.place(k, origin))

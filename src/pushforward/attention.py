@@ -1,15 +1,18 @@
 """Attention: an affinity, a normaliser, and values."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from . import ops
 from ._checks import check_kind, check_sizes
-from .affinities import Affinity, Dot, Scores
+from .affinities import Affinity, Dot
 from .maps import Answer, Conditioned
 from .measures import Measure
-from .normalisers import Normaliser, Softmax
+from .normalisers import Found, Normaliser, Softmax
+from .relations import Relation, build
+from .scores import PointScores
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,9 @@ class Attention(Conditioned):
     $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
       \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
 
-    where the affinity is $A$ and the normaliser chooses $g$. The mass of a token counts: weights
-    enter as $\log a_j$ in the scores, so doubling a weight is repeating a token.
+    where the affinity is $A$ and the normaliser chooses $g$ (or another relation altogether). The
+    mass of a token counts: weights enter as $\log a_j$ in the scores, so doubling a weight is
+    repeating a token.
 
     Args:
         dim: dimension of queries and images.
@@ -33,7 +37,8 @@ class Attention(Conditioned):
         context_dim: dimension of the context for cross-attention; by default the context is where
             the queries are.
         affinity: `Dot()` or `SquaredDistance(eps)`.
-        normaliser: `Softmax()` or `Sinkhorn(steps)`.
+        normaliser: `Softmax()`, `Sinkhorn(tol=...)`, `Sinkhorn(steps=...)`, `DualSoftmax()` or
+            `Sigmoid()`.
         mask: `Causal()` or None.
         impl: implementation of the reductions, None to choose by size.
 
@@ -66,10 +71,15 @@ class Attention(Conditioned):
             check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
         if impl is not None:
             ops.implementation(impl)
+        if not self.normaliser.pointwise:
+            raise ValueError(
+                f"{self.normaliser} relates atoms only, and a layer answers any query. Use it in "
+                "`pf.relate`, or `Sinkhorn` with a small temperature here."
+            )
         if mask is not None and self.normaliser.two_sided:
             raise ValueError(
-                "Sinkhorn does not go with a causal mask: with equal marginals its limit is the "
-                "identity. Use `Softmax()`, or no mask."
+                f"{type(self.normaliser).__name__} does not go with a causal mask: with equal "
+                "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
             )
         self.dim, self.out_dim = dim, dim
         self.context_dim = dim if context_dim is None else context_dim
@@ -85,27 +95,60 @@ class Attention(Conditioned):
 
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """Keys, values and potential, once for all queries."""
-        k, v = self._split(self.K(mu.atoms)), self._split(self.V(mu.atoms))
-        logs = mu.log_weights[..., None, :]
-        origin, scale = self.affinity.origin(k, logs), self.affinity.factor(self.head_dim)
-        keys = self.affinity.place(k, origin)
-
-        def scores(x: Tensor) -> Scores:
-            q = self.affinity.place(self._split(self.Q(x)), origin)
-            return Scores(q, keys, scale, self.impl)
-
-        bias = logs
-        if self.normaliser.two_sided:
-            other = mu if queries is None else queries
-            weights = other.log_weights[..., None, :]
-            bias = logs + self.normaliser.potential(scores(other.atoms), weights, logs)
+        relation, v = self._relating(mu, queries), self._split(self.V(mu.atoms))
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            times = _times(mu, t) if self.causal else None
-            out = scores(x).average(v, bias, times)
+            out = relation(x, t).apply(v)
             return self.W(out.transpose(-2, -3).flatten(-2))
 
         return answer
+
+    def relation(self, mu: Measure, queries: Measure | None = None) -> Relation:
+        r"""What every head relates: a relation with the heads on its last batch axis.
+
+        Args:
+            mu: the context.
+            queries: the measure of the queries, the context itself by default.
+
+        Examples:
+            >>> mu = pf.Measure(torch.randn(9, 2))
+            >>> pf.Attention(2, heads=4).relation(mu)
+            Conditional(9 queries, 9 keys, batch (4,))
+        """
+        queries = mu if queries is None else queries
+        self._check(mu, queries.atoms, queries.times)
+        log_a = queries.log_weights[..., None, :].log_softmax(-1)
+        return self._relating(mu.normalise(), queries)(queries.atoms, queries.times, log_a)
+
+    def relations(self, mu: Measure) -> list[Relation]:
+        """The relation of this layer."""
+        return [self.relation(mu)]
+
+    def _relating(self, mu: Measure, queries: Measure | None) -> Callable[..., Relation]:
+        """The relation as a function of query points, the context's work done."""
+        k, log_b = self._split(self.K(mu.atoms)), mu.log_weights[..., None, :]
+        if self.normaliser.keeps == "none":  # where rows are normalised, the mass cancels
+            log_b = log_b.log_softmax(-1)
+        origin = self.affinity.origin(k, log_b)
+        keys = self.affinity.place(k, origin)
+
+        def scores(x: Tensor, t: Tensor | None) -> PointScores:
+            times = _times(mu, t) if self.causal else None
+            q = self.affinity.place(self._split(self.Q(x)), origin)
+            return self.affinity.between(q, keys, self.impl, times)
+
+        found = Found()
+        if self.two_sided:
+            other = mu if queries is None else queries
+            log_a = other.log_weights[..., None, :].log_softmax(-1)
+            between = scores(other.atoms, other.times)
+            found = self.normaliser.find(between, log_a, log_b.log_softmax(-1))
+            found = replace(found, scores=None)  # they are those of the other queries
+
+        def relation(x: Tensor, t: Tensor | None, log_a: Tensor | None = None) -> Relation:
+            return build(self.normaliser, scores(x, t), log_a, log_b, found)
+
+        return relation
 
     def _split(self, x: Tensor) -> Tensor:
         """`(..., n, heads * k)` to `(..., heads, n, k)`."""

@@ -8,6 +8,7 @@ from ._checks import check_kind, check_sizes
 from ._types import Images, Queries
 from .maps import Answer, Conditioned, InContextMap
 from .measures import Measure
+from .relations import Relation
 
 
 class Pointwise(InContextMap):
@@ -120,3 +121,7 @@ class Residual(Conditioned):
             return x + self.step * y
 
         return answer
+
+    def relations(self, mu: Measure) -> list[Relation]:
+        """Those of the inner map."""
+        return self.gamma.relations(mu)

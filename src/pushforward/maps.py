@@ -19,6 +19,7 @@ from ._checks import (
 )
 from ._types import Images, Queries, Times
 from .measures import Measure, Transport
+from .relations import Relation
 
 Answer = Callable[[Tensor, Tensor | None], Tensor]
 r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
@@ -118,6 +119,19 @@ class InContextMap(nn.Module, ABC):
         check_kind("mu", mu, Measure, _TOKENS)
         self._check(mu, mu.atoms, mu.times)
         return self.advance(mu)
+
+    def relations(self, mu: Measure) -> list[Relation]:
+        """The relations of all attention layers inside, in order, each with its heads.
+
+        Args:
+            mu: the context; deeper layers see what the layers before made of it.
+
+        Examples:
+            >>> model = pf.Transformer(2, depth=3, heads=4)
+            >>> model.relations(pf.Measure(torch.randn(9, 2)))[-1]
+            Conditional(9 queries, 9 keys, batch (4,))
+        """
+        return []
 
     def __matmul__(self, first: InContextMap) -> Compose:
         r"""Composition: `(gamma2 @ gamma1)` applies `gamma1` first."""
@@ -264,6 +278,15 @@ class Compose(Conditioned):
         for gamma in self:
             mu = gamma.advance(mu)
         return mu
+
+    def relations(self, mu: Measure) -> list[Relation]:
+        """Those of every map, on what the maps before made of the context."""
+        self._check(mu, mu.atoms, mu.times)
+        found = []
+        for gamma in self:
+            found += gamma.relations(mu)
+            mu = gamma.advance(mu)
+        return found
 
     def __iter__(self) -> Iterator[InContextMap]:
         """The maps, first map first."""

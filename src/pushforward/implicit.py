@@ -1,0 +1,120 @@
+r"""Gradients of Sinkhorn potentials, by implicit differentiation.
+
+At the fixed point $f=-\tau_ar(\theta,g)$, $g=-\tau_bc(\theta,f)$, where $r_i=\log\int
+e^{A_{ij}+g_j}d\nu$ and $c_j=\log\int e^{A_{ij}+f_i}d\mu$, let $P$ be the plan, $\tilde a,\tilde b$
+its marginals, $R=P/\tilde a$ and $C=P^\top/\tilde b$ its two conditionals. Since $\partial
+r/\partial g=R$ and $\partial c/\partial f=C$, an upstream gradient $g'$ reaches $\theta$ as
+
+$$-\tau_a\lambda\cdot\partial_\theta r-\tau_b\kappa\cdot\partial_\theta c,\qquad
+  \lambda=-\tau_bC^\top\kappa,\quad\kappa=g'-\tau_aR^\top\lambda.$$
+
+With $\kappa=\tilde b\,y$ this is $y-\tau_a\tau_bCRy=g'/\tilde b$, $\lambda=-\tau_b\tilde a\,Ry$:
+one symmetric system in $L^2(\tilde b)$, the Schur complement, solved by conjugate gradients with
+two averages a product. $r$ and $c$ are ordinary functions of $\theta$, so their own gradients do
+the rest, whatever $\theta$ is, and nothing of the iteration is kept.
+"""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from .scores import Kernel, Scores
+from .sinkhorn import CYCLE, Marginals, by_part, charge, stored
+
+MAX_STEPS = 2000
+"""Products after which conjugate gradients give up, with a warning."""
+
+
+def differentiable(scores: Scores, sides: Marginals, g: Tensor) -> Tensor:
+    """The potential `g` of a fixed point, with its gradients in scores and weights."""
+    g = g.detach()
+    r = scores.over_keys(charge(sides.log_b, g))
+    f = -sides.damping[0] * r.detach()
+    c = scores.over_queries(charge(sides.log_a, f))
+    if not (r.requires_grad or c.requires_grad):
+        return g
+    return _Implicit.apply(r, c, g, lambda up: _adjoint(scores.detach(), sides.detach(), f, g, up))
+
+
+class _Implicit(torch.autograd.Function):
+    """Hands out the potential and sends its gradient to the two integrals that define it."""
+
+    @staticmethod
+    def forward(ctx, r, c, g, adjoint):
+        """The potential itself."""
+        ctx.adjoint = adjoint
+        return g.clone()
+
+    @staticmethod
+    def backward(ctx, up):
+        """Solve the adjoint system, unless a graph of it is asked for."""
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "A Sinkhorn to a tolerance is differentiable once: its gradient is implicit. Use "
+                "`Sinkhorn(steps=...)`, which is unrolled, or `backward` without `create_graph`."
+            )
+        return *ctx.adjoint(up), None, None
+
+
+def _adjoint(
+    scores: Scores, sides: Marginals, f: Tensor, g: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `r` and `c` for the gradient `up` of the potential."""
+    over_keys, over_queries = charge(sides.log_b, g), charge(sides.log_a, f)
+    tau = sides.damping[0] * sides.damping[1]
+    kernel: Kernel = stored(scores, sides, f, g)
+    rows = lambda y: kernel.average(y[..., None], over_keys)[..., 0]
+    columns = lambda x: kernel.T.average(x[..., None], over_queries)[..., 0]
+    b = (over_keys + scores.over_queries(over_queries)).exp().nan_to_num(0)
+    live = b > 0
+    target = torch.where(live, up / torch.where(live, b, 1), 0)
+    y = _conjugate_gradients(lambda y: y - tau * columns(rows(y)), target, b, _gauge(sides, b))
+    a = (over_queries + scores.over_keys(over_keys)).exp().nan_to_num(0)
+    return tau * a * rows(y), -sides.damping[1] * b * y
+
+
+def _gauge(sides: Marginals, b: Tensor):
+    """Remove the constants, one per part, that no relation can see."""
+    if not sides.balanced:
+        return lambda y: y
+    logs = b.log()
+    if sides.parts is None:
+        return lambda y: y - (b * y).sum(-1, keepdim=True) / b.sum(-1, keepdim=True)
+    parts = sides.parts[1]
+    mass = by_part(torch.ones_like(b), logs, parts)
+
+    def remove(y):
+        means = by_part(y, logs, parts) / torch.where(mass > 0, mass, 1)
+        return y - means.gather(-1, parts.expand(y.shape))
+
+    return remove
+
+
+def _conjugate_gradients(product, target: Tensor, weights: Tensor, gauge) -> Tensor:
+    """Solve a symmetric system in the norm of `weights`, each batch element for itself.
+
+    An element that is solved rests: past that point there is only rounding to follow.
+    """
+    tol = 1e-12 if target.dtype == torch.float64 else 1e-6
+    dot = lambda u, v: (weights * u * v).sum(-1, keepdim=True)
+    ratio = lambda u, v: torch.where(v > 0, u / torch.where(v > 0, v, 1), 0)
+    rest = gauge(target)
+    y, way = torch.zeros_like(rest), rest
+    size = first = dot(rest, rest)
+    for step in range(1, MAX_STEPS + 1):
+        image = gauge(product(way))
+        along = torch.where(size > tol**2 * first, ratio(size, dot(way, image)), 0)
+        y, rest = y + along * way, rest - along * image
+        new = dot(rest, rest)
+        way, size = rest + ratio(new, size) * way, new
+        if step % CYCLE == 0 and bool((size <= tol**2 * first).all()):
+            return y
+    worst = float(ratio(size, first).max()) ** 0.5
+    if worst > 1e-3:
+        warnings.warn(
+            f"The gradient of a Sinkhorn relation is only good to {worst:.0e}: its linear system "
+            f"was not solved in {MAX_STEPS} products. Raise `eps`, or use `Sinkhorn(steps=...)`.",
+            stacklevel=2,
+        )
+    return y
