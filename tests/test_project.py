@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
 LAYERS = """_types _precision _checks _grouping _quadrature ops scores affinities sinkhorn implicit
 feasibility measures distances normalisers relations maps sequences layers attention transformer
-relate stochastic realise""".split()
+relate stochastic realise heads rules universal pictures""".split()
 
 
 def run(code, **environment):

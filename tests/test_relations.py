@@ -323,7 +323,7 @@ def test_functions_go_tile_by_tile(monkeypatch):
 
     results = []
     for tile in (1 << 20, 20):
-        monkeypatch.setattr(pf.scores, "TILE", tile)
+        monkeypatch.setitem(pf.scores.TILE, "cpu", tile)
         sizes.clear()
         pi = pf.relate(function, mu, nu, normaliser=TIGHT)
         (slope,) = torch.autograd.grad(pi.cost(), theta)
@@ -486,6 +486,12 @@ def test_below_the_floor_of_float32_it_computes_in_float64():
         pi = related(mu, nu, pf.Sinkhorn(tol=tol), eps=eps)
         assert pi.converged and pi.scores.dtype == dtype
         assert pi.apply(nu.atoms).dtype == torch.float32
+
+
+def test_masses_rounded_to_float32_are_one_all_the_same():
+    mu, nu = pf.Measure(torch.rand(300, 1).float()), pf.Measure(torch.rand(170, 1).float())
+    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn(tol=1e-10))
+    assert pi.converged and pi.steps < 100 and pi.matrix().sum() == pytest.approx(1, abs=1e-12)
 
 
 @given(
@@ -692,3 +698,25 @@ def test_zero_mass_atoms_have_no_say_in_gradients():
     assert torch.isfinite(gx).all() and torch.isfinite(gy).all()
     row = pi.apply(y.detach())[1]  # a relation can be asked where there is no mass
     assert torch.isfinite(row).all()
+
+
+# Pictures
+
+
+def test_pictures(tmp_path):
+    mu, nu = pair(6, 5)
+    near = pf.SquaredDistance(1.0)
+    for normaliser in (pf.Softmax(), pf.Sinkhorn(), pf.DualSoftmax()):
+        r = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=normaliser)
+        figures = (
+            pf.pictures.heatmap(r), pf.pictures.graph(r), pf.pictures.transported(r, mu, nu),
+        )  # fmt: skip
+        for i, figure in enumerate(figures):
+            figure.savefig(tmp_path / f"{i}.png")
+            assert (tmp_path / f"{i}.png").stat().st_size > 5000
+    image = pf.pictures.heatmap(related(mu, nu)).axes[0].images[0].get_array()
+    assert torch.allclose(torch.as_tensor(image), related(mu, nu).matrix())
+    with pytest.raises(ValueError, match="one relation, got a batch"):
+        pf.pictures.graph(pf.Conditional.from_matrix(torch.rand(2, 3, 3).softmax(-1)))
+    with pytest.raises(ValueError, match="`nu` must be one cloud of 5 points in the plane"):
+        pf.pictures.transported(related(mu, nu), mu, mu)

@@ -1,6 +1,6 @@
 """Transformers as maps between probability measures."""
 
-from . import ops as ops
+from . import ops as ops, pictures as pictures
 from .affinities import Affinity as Affinity, Dot as Dot, SquaredDistance as SquaredDistance
 from .attention import Attention as Attention, Causal as Causal
 from .distances import (
@@ -10,6 +10,7 @@ from .distances import (
     sliced_wasserstein as sliced_wasserstein,
     wasserstein as wasserstein,
 )
+from .heads import Heads as Heads, birkhoff as birkhoff, realise_heads as realise_heads
 from .layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
 from .maps import (
     Compose as Compose,
@@ -25,11 +26,7 @@ from .normalisers import (
     Sinkhorn as Sinkhorn,
     Softmax as Softmax,
 )
-from .realise import (
-    birkhoff as birkhoff,
-    realise as realise,
-    realise_heads as realise_heads,
-)
+from .realise import Realisation as Realisation, realise as realise
 from .relate import relate as relate
 from .relations import (
     Affinities as Affinities,
@@ -37,5 +34,18 @@ from .relations import (
     Coupling as Coupling,
     Relation as Relation,
 )
+from .rules import (
+    EntropicCoupling as EntropicCoupling,
+    GaussianConditional as GaussianConditional,
+    QuantileCoupling as QuantileCoupling,
+    SoftNearest as SoftNearest,
+)
 from .sequences import from_sequence_model as from_sequence_model
 from .transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer
+from .universal import (
+    Hats as Hats,
+    SinkhornApproximation as SinkhornApproximation,
+    SoftmaxApproximation as SoftmaxApproximation,
+    relation_distance as relation_distance,
+    sup_error as sup_error,
+)

@@ -116,6 +116,16 @@ def check_mass(name: str, weights: Tensor, log_weights: Tensor) -> None:
         )
 
 
+def check_sums(what: str, sums: Tensor, dtype: torch.dtype, fix: str) -> None:
+    """Raise unless sums are one, to half the digits of the dtype they were given in."""
+    if holds(((sums - 1).abs() <= torch.finfo(dtype).eps ** 0.5).all()):
+        return
+    raise ValueError(
+        f"The {what} of `matrix` must sum to one, got sums from {sums.min().item():g} to "
+        f"{sums.max().item():g}. {fix}"
+    )
+
+
 def check_values(
     atoms: Tensor, logs: Tensor, times: Tensor | None, given: tuple[str, Tensor] | None
 ) -> None:

@@ -172,7 +172,10 @@ class Sinkhorn(Normaliser):
         with torch.no_grad():
             floor = FLOOR * max(float(scores.spread()), 100.0)
         if self.goal < floor and scores.dtype == torch.float32:
-            scores, sides = scores.to(torch.float64), sides.to(torch.float64)
+            scores = scores.to(torch.float64)
+            # Normalised in float32, masses are off by 1e-7 and no coupling of them exists.
+            log_a, log_b = (t.double().log_softmax(-1) for t in (log_a, log_b))
+            sides = replace(sides, log_a=log_a, log_b=log_b)
         scores, sides = _feasible(scores, sides)
         if self.keeps == "both" and _mirrored(scores, sides):
             sides = replace(sides, symmetric=True)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ._checks import check_floating, check_kind, holds
+from ._checks import check_floating, check_kind, check_sums, holds
 from ._precision import widen
 from .measures import Measure
 from .normalisers import TOL, Found, Normaliser, Sinkhorn
@@ -117,7 +117,8 @@ class Conditional(Relation):
             torch.Size([8, 5])
         """
         masses = _masses(matrix)
-        _check_sums(masses.sum(-1), "rows", matrix.dtype)
+        fix = "Attention of one head does; a sum over heads or tokens is no probability."
+        check_sums("rows", masses.sum(-1), matrix.dtype, fix)
         empty = cls(DenseScores(masses), torch.zeros_like(masses[..., 0, :]).log_softmax(-1), None)
         log_b = empty.log_b if nu is None else empty._weights_of("nu", nu, masses.shape[-1])
         return cls(DenseScores(_ratio(masses.log(), log_b[..., None, :])), log_b, None)
@@ -290,7 +291,8 @@ class Coupling(_Joint):
             tensor(1.3863)
         """
         masses = _masses(matrix)
-        _check_sums(masses.sum((-1, -2)), "masses", matrix.dtype)
+        fix = "Divide by the total, or read rows of sum one as a `Conditional`."
+        check_sums("masses", masses.sum((-1, -2)), matrix.dtype, fix)
         log_a, log_b = masses.sum(-1).log(), masses.sum(-2).log()
         scores = _ratio(masses.log(), log_a[..., :, None] + log_b[..., None, :])
         return cls(DenseScores(scores), log_b, None, log_a)
@@ -402,7 +404,8 @@ def build(
         scores = scores.to(found.g.dtype)
     if log_a is None:
         log_a = log_b.new_zeros(()).expand(scores.shape[:-1])
-    log_b, log_a = log_b.to(scores.dtype), log_a.to(scores.dtype)
+    if log_b.dtype != scores.dtype:
+        log_a, log_b = (t.to(scores.dtype).log_softmax(-1) for t in (log_a, log_b))
     scores, f = normaliser.density(scores, log_b, found)
     if normaliser.keeps == "both":
         goal = getattr(normaliser, "goal", TOL)
@@ -421,17 +424,6 @@ def _masses(matrix: Tensor) -> Tensor:
             f"{matrix.min().item():g}. Logits become a relation with `pf.relate(logits, mu, nu)`."
         )
     return matrix
-
-
-def _check_sums(sums: Tensor, what: str, dtype: torch.dtype) -> None:
-    """Raise unless sums are one up to the rounding of their dtype."""
-    if holds(((sums - 1).abs() <= 16 * torch.finfo(dtype).eps ** 0.75).all()):
-        return
-    raise ValueError(
-        f"The {what} must sum to one, got sums from {sums.min().item():g} to "
-        f"{sums.max().item():g}. Divide by them if they are masses of another total; a sum over "
-        "heads or tokens is no probability."
-    )
 
 
 def _ratio(logs: Tensor, reference: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ STORE = {"cpu": 1 << 30, "cuda": 1 << 33}
 REACH = {torch.float32: 30.0, torch.float64: 300.0}
 """How far potentials may go from those of a stored kernel before its small entries are missed."""
 
-COARSE = 2048
+COARSE = 1024
 """Larger clouds start from the potentials of so many of their points."""
 
 
@@ -75,10 +75,6 @@ class Marginals:
     def columns(self, kernel: Kernel, f: Tensor) -> Tensor:
         r"""$g=-\tau_b\log\int e^{A+f}d\mu$."""
         return -self.damping[1] * kernel.over_queries(charge(self.log_a, f))
-
-    def to(self, dtype: torch.dtype) -> Marginals:
-        """Log-weights in another dtype."""
-        return replace(self, log_a=self.log_a.to(dtype), log_b=self.log_b.to(dtype))
 
     def detach(self) -> Marginals:
         """Without gradients."""
@@ -344,7 +340,7 @@ def _start(scores: Scores, sides: Marginals, settings: Settings) -> tuple[Tensor
     if not settings.anneal:
         return zero, 0
     level = float(scores.spread())
-    if not 16 < level < math.inf:
+    if not 256 < level < math.inf:
         return zero, 0
     if isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * COARSE:
         return _from_sample(scores, sides, settings), 0
@@ -361,7 +357,7 @@ def _from_sample(scores: PointScores, sides: Marginals, settings: Settings) -> T
     some, others = (_systematic(logs, COARSE) for logs in (sides.log_a, sides.log_b))
     even = torch.full_like(some, -math.log(COARSE), dtype=sides.log_b.dtype)
     small = Marginals(even, even, sides.slack)
-    rough = Settings(max(settings.tol, 1e-3), 20 * CYCLE, accelerate=settings.accelerate)
+    rough = Settings(max(settings.tol, 1e-2), 10 * CYCLE, accelerate=settings.accelerate)
     pairs = scores.pick(some, others)
     f = small.rows(pairs, solve(pairs, small, rough).g)
     everyone = torch.arange(scores.shape[-1], device=scores.device)

@@ -1,0 +1,248 @@
+"""Sinkhorn to a marginal error on a CPU, beside POT, GeomLoss and OTT-JAX; writes sinkhorn.md.
+
+Usage: python benchmarks/sinkhorn.py [seconds a solver may take, 60 by default]
+
+Every solve runs in a process of its own, after a warm-up in it. The peers are asked for by name
+and left out if they are not installed: pip install POT geomloss ott-jax.
+"""
+
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SIZES, DIMS = (1024, 4096, 16384), (3, 64)
+TEMPERATURES = {"comfortable": 0.05, "small": 0.005}
+GOALS = {1e-3: "float32", 1e-6: "float64"}
+SOLVERS = {
+    "ours": "log",
+    "ours, streamed": "log",
+    "POT sinkhorn": "kernel",
+    "POT sinkhorn_log": "log",
+    "POT lazy": "log",
+    "GeomLoss": "log",
+    "OTT dense": "log",
+    "OTT online": "log",
+    "OTT kernel": "kernel",
+}
+
+
+def problem(n, d, share, dtype):
+    """Two uniform clouds, and the temperature as a share of the mean cost."""
+    import torch
+
+    torch.manual_seed(0)
+    x, y = torch.rand(n, d).to(dtype), (0.8 * torch.rand(n, d) + 0.3).to(dtype)
+    mean = (x.square().mean(0) + y.square().mean(0) - 2 * x.mean(0) * y.mean(0)).sum().item()
+    return x, y, share * mean
+
+
+def error(x, y, eps, f, g):
+    """The larger L1 marginal error of a plan given by potentials, in float64."""
+    import torch
+
+    import pushforward as pf
+
+    x, y, f, g = (torch.as_tensor(t).double() for t in (x, y, f, g))
+    n = len(x)
+    scores = pf.affinities.scores(pf.SquaredDistance(eps), x, y, torch.zeros(n).double())
+    rows = (f + scores.over_keys(g - math.log(n))).exp() - 1
+    columns = (g + scores.over_queries(f - math.log(n))).exp() - 1
+    return max(rows.abs().mean().item(), columns.abs().mean().item())
+
+
+def plan_error(p):
+    return max((p.sum(k) - 1 / len(p)).abs().sum().item() for k in (0, 1))
+
+
+def make(solver, x, y, eps, tol):
+    """A call that solves, and one that turns its result into an error and a number of steps."""
+    import torch
+
+    n = len(x)
+    if solver.startswith("ours"):
+        import pushforward as pf
+
+        if "streamed" in solver:
+            pf.sinkhorn.STORE["cpu"] = 0
+        mu, nu = pf.Measure(x), pf.Measure(y)
+        near, to = pf.SquaredDistance(eps), pf.Sinkhorn(tol=tol)
+        solve = lambda: pf.relate(x, y, mu, nu, affinity=near, normaliser=to)
+        return solve, lambda pi: (error(x, y, eps, *pi.potentials), pi.steps)
+    if solver.startswith("POT"):
+        import ot
+
+        a = torch.full((n,), 1 / n, dtype=x.dtype)
+        # Their threshold is on the L2 norm of the error.
+        common = dict(stopThr=tol / math.sqrt(n), numItermax=20_000, log=True, warn=False)
+        if solver == "POT lazy":
+            common["numIterMax"] = common.pop("numItermax")
+            solve = lambda: ot.bregman.empirical_sinkhorn(
+                x, y, eps, a, a, isLazy=True, batchSize=2048, **common
+            )
+            read = lambda out: (
+                error(x, y, eps, out[0] + math.log(n), out[1] + math.log(n)), None
+            )  # fmt: skip
+            return solve, read
+        method = solver.split()[1]
+        solve = lambda: ot.sinkhorn(a, a, ot.dist(x, y), eps, method=method, **common)
+        return solve, lambda out: (plan_error(out[0].double()), out[1].get("niter"))
+    if solver == "GeomLoss":
+        from geomloss import SamplesLoss
+
+        def run(scaling):
+            loss = SamplesLoss(
+                "sinkhorn", p=2, blur=math.sqrt(eps / 2), scaling=scaling, debias=False,
+                potentials=True, backend="tensorized",
+            )  # fmt: skip
+            return [2 * t.reshape(-1) / eps for t in loss(x, y)]
+
+        # It takes no tolerance: the coarsest annealing that reaches it is looked for first.
+        for scaling in (0.5, 0.8, 0.9, 0.95, 0.99, 0.999):
+            if error(x, y, eps, *run(scaling)) <= tol:
+                break
+        solve = lambda: run(scaling)
+        return solve, lambda out: (error(x, y, eps, *out), None)
+    return make_ott(solver, x, y, eps, tol)
+
+
+def make_ott(solver, x, y, eps, tol):
+    import jax
+    import numpy as np
+    from ott.geometry import pointcloud
+    from ott.solvers import linear
+
+    if x.element_size() == 8:
+        jax.config.update("jax_enable_x64", True)
+    u, v = jax.numpy.asarray(x.numpy()), jax.numpy.asarray(y.numpy())
+    batch = 1024 if solver == "OTT online" else None
+
+    @jax.jit
+    def run(u, v):
+        geometry = pointcloud.PointCloud(u, v, epsilon=eps, batch_size=batch)
+        out = linear.solve(
+            geometry, threshold=tol, max_iterations=20_000, lse_mode=solver != "OTT kernel"
+        )
+        return out.f, out.g, out.n_iters
+
+    def read(out):
+        # Their potentials are of densities against the plain kernel, weights 1/n outside.
+        f, g = (np.array(t, dtype=float) / eps + math.log(len(x)) for t in out[:2])
+        return error(x, y, eps, f, g), int(out[2])
+
+    return lambda: jax.block_until_ready(run(u, v)), read
+
+
+def peak():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+
+
+def one(solver, n, d, share, tol):
+    """Solve once or a few times, print a line of JSON."""
+    import torch
+
+    x, y, eps = problem(n, d, share, getattr(torch, GOALS[tol]))
+    solve, read = make(solver, x, y, eps, tol)
+    before = peak()
+    with torch.no_grad():
+        start = time.perf_counter()
+        out = solve()  # the warm-up, which compiles where there is something to compile
+        first = time.perf_counter() - start
+        memory = peak() - before
+        times = []
+        while len(times) < 5 and (not times or sum(times) + first < 10):
+            start = time.perf_counter()
+            out = solve()
+            times.append(time.perf_counter() - start)
+        wrong, steps = read(out)
+    result = dict(seconds=statistics.median(times), error=wrong, steps=steps, memory=memory)
+    print(json.dumps(result))
+
+
+def measure(solver, config, limit):
+    """A fresh process, and what became of it."""
+    command = [sys.executable, __file__, "--one", solver, *map(str, config)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * limit + 30)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"over {limit} s"}
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["killed"]
+        missing = "ModuleNotFoundError" in last[0]
+        return {"failed": "not installed" if missing else last[0][:60]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cell(result, tol):
+    if "failed" in result:
+        return result["failed"]
+    good = result["error"] <= 1.05 * tol
+    steps = "" if result["steps"] is None else f", {result['steps']} steps"
+    text = f"{result['seconds']:.2f} s, {result['error']:.0e}{steps}, {result['memory']:.0f} MB"
+    return text if good else f"failed: {text}"
+
+
+def main():
+    from rich.progress import track
+
+    limit = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    configs = [
+        (n, d, share, tol)
+        for d in DIMS for share in TEMPERATURES.values() for tol in GOALS for n in SIZES
+    ]  # fmt: skip
+    results, hopeless = {}, {}
+    for config in track(configs, description="Sinkhorn"):
+        n, *kind = config
+        for solver in SOLVERS:
+            known = hopeless.get((solver, *kind))
+            result = {"failed": known} if known else measure(solver, config, limit)
+            if "failed" in result and not known:
+                hopeless[solver, *kind] = result["failed"]
+            results.setdefault(config, {})[solver] = result
+            print(config, solver, cell(result, config[-1]), flush=True)
+    write(results)
+
+
+def write(results):
+    import torch
+
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, cwd=HERE).stdout.strip()
+    cpu = next(
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    lines = [
+        f"Commit {commit}, {date.today()}, {cpu}, {torch.get_num_threads()} cores, Python "
+        f"{platform.python_version()}, torch {torch.__version__}."
+    ]
+    names = {v: k for k, v in TEMPERATURES.items()}
+    kinds = dict.fromkeys(key[1:] for key in results)
+    for d, share, tol in kinds:
+        lines += ["", f"**d = {d}, {names[share]} temperature ({share:g} of the mean cost), error "
+                  f"{tol:g}, {GOALS[tol]}**", "",
+                  "| | " + " | ".join(f"n = {n:,}" for n in SIZES) + " |",
+                  "|---|" + "---|" * len(SIZES)]  # fmt: skip
+        for solver in SOLVERS:
+            row = [cell(results[n, d, share, tol][solver], tol) for n in SIZES]
+            lines.append(f"| {solver} | " + " | ".join(row) + " |")
+    (HERE / "sinkhorn.md").write_text("\n".join(lines) + "\n")
+    flat = [dict(zip(("n", "d", "share", "tol"), k, strict=True), **v) for k, v in results.items()]
+    (HERE / "sinkhorn.json").write_text(json.dumps(flat, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        solver, n, d, share, tol = sys.argv[2:]
+        one(solver, int(n), int(d), float(share), float(tol))
+    else:
+        main()
