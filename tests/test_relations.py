@@ -3,7 +3,6 @@
 import math
 import warnings
 
-import ot
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -154,7 +153,7 @@ def test_hard_assignment_is_exact_transport():
 
 def test_samples_follow_the_masses():
     mu, nu = pair(4, 5)
-    pi, generator = related(mu, nu), torch.Generator().manual_seed(0)
+    pi, generator = related(mu, nu), torch.Generator(mu.device).manual_seed(0)
     rows, keys = pi.sample(200_000, generator=generator)
     counts = torch.zeros(4, 5).index_put((rows, keys), torch.ones(200_000), accumulate=True)
     assert (counts / 200_000 - pi.matrix()).abs().max() < 5e-3
@@ -172,11 +171,12 @@ def test_samples_follow_the_masses():
 
 @pytest.mark.parametrize("eps", [1.0, 0.1])
 def test_against_pot(eps):
+    ot = pytest.importorskip("ot")
     mu, nu = pair(20, 30)
     pi = related(mu, nu, eps=eps)
-    cost = squared(mu, nu).numpy()
+    cost = squared(mu, nu).cpu().numpy()
     theirs, log = ot.sinkhorn(
-        weights(mu).numpy(), weights(nu).numpy(), cost, eps, method="sinkhorn_log",
+        weights(mu).cpu().numpy(), weights(nu).cpu().numpy(), cost, eps, method="sinkhorn_log",
         numItermax=100_000, stopThr=1e-13, log=True,
     )  # fmt: skip
     theirs = torch.from_numpy(theirs)
@@ -192,10 +192,12 @@ def test_against_pot(eps):
 
 @pytest.mark.parametrize("slack", [(1.0, 1.0), (0.5, math.inf), (math.inf, 2.0)])
 def test_unbalanced_against_pot(slack):
+    ot = pytest.importorskip("ot")
     mu, nu = pair(12, 10)
     pi = related(mu, nu, pf.Sinkhorn(tol=1e-13, slack=slack), eps=0.4)
     theirs = ot.unbalanced.sinkhorn_unbalanced(
-        weights(mu).numpy(), weights(nu).numpy(), squared(mu, nu).numpy(), 0.4, slack,
+        weights(mu).cpu().numpy(), weights(nu).cpu().numpy(), squared(mu, nu).cpu().numpy(),
+        0.4, slack,
         reg_type="kl", numItermax=100_000, stopThr=1e-14,
     )  # fmt: skip
     assert type(pi) is pf.Affinities and pi.residual < 1e-12
@@ -418,7 +420,7 @@ def test_warm_start():
 
 
 def extreme(n, relative, seed, *, even):
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator(torch.get_default_device()).manual_seed(seed)
     x, y = torch.rand(n, 3, generator=g), torch.rand(n, 3, generator=g)
     a, b = ((-12 * torch.rand(n, generator=g)) * math.log(10) for _ in range(2))
     log = lambda w: None if even else w
@@ -501,7 +503,7 @@ def test_masses_rounded_to_float32_are_one_all_the_same():
 @settings(max_examples=60, deadline=None)
 def test_any_small_problem(m, n, seed, size):
     """Any sizes, weights over ten orders of magnitude, scores of any size: a coupling."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator(torch.get_default_device()).manual_seed(seed)
     scores = size * torch.randn(m, n, generator=g)
     mu, nu = (
         pf.Measure(torch.zeros(k, 1), log_weights=10 * torch.randn(k, generator=g)) for k in (m, n)
@@ -595,6 +597,22 @@ def test_infinite_costs_and_tiny_weights():
         scores.masked_fill(forbidden, -torch.inf), mu, nu, normaliser=pf.Sinkhorn(slack=10.0)
     )
     assert (pi.matrix()[forbidden] == 0).all() and torch.isfinite(pi.cost())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU has something to wait for")
+def test_fixed_steps_never_wait_for_the_device():
+    mu, nu = (pf.Measure(torch.randn(50, 2, device="cuda")) for _ in range(2))
+    v = torch.randn(50, 2, device="cuda")
+    gamma = pf.Attention(2, heads=2, normaliser=pf.Sinkhorn(steps=5)).to("cuda", torch.float64)
+    x = mu.atoms.clone().requires_grad_()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pi = pf.relate(x, nu.atoms, mu, nu, normaliser=pf.Sinkhorn(steps=5))
+        pi.apply(v).sum().backward()
+        gamma.push(mu)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 # Gradients

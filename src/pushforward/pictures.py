@@ -114,12 +114,12 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
                 f"got {m}."
             )
     with torch.no_grad():
-        to = relation.apply(nu.atoms)
+        sent = relation.apply(nu.atoms)
         if isinstance(relation, Affinities):
-            to = to / relation.apply(torch.ones_like(nu.atoms))
+            sent = sent / relation.apply(torch.ones_like(nu.atoms))
     figure = _figure((5, 5))
     axes: Axes = figure.add_subplot()
-    x, y, to = _array(mu.atoms), _array(nu.atoms), _array(to)
+    x, y, to = _array(mu.atoms), _array(nu.atoms), _array(sent)
     for start, end in zip(x.tolist(), to.tolist(), strict=True):
         axes.plot(*zip(start, end, strict=True), color=GREY, lw=0.6, alpha=0.6, zorder=1)
     sizes = lambda m: _array((600 * m.normalise().weights).clamp(4, 80))
