@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, overload, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from ._checks import check_broadcast, check_floating, check_kind, check_shape, check_tensor, holds
 from .affinities import Affinity, Dot, scores as score_points
 from .measures import Measure
 from .normalisers import Normaliser, Softmax
-from .relations import Affinities, Conditional, Coupling, Relation, build
+from .relations import Affinities, Coupling, Relation, build
 from .scores import CalledScores, DenseScores, Scores
 
 Encoder = Callable[[Measure, Tensor], Tensor]
@@ -31,30 +31,17 @@ class Relating(Protocol):
         """The relation between queries and context."""
 
 
-@overload
 def relate(
-    q: Float[Tensor, "*#b m k"] | Encoder,
-    k: Float[Tensor, "*#b n k"] | Encoder,
-    mu: Measure,
-    nu: Measure,
+    q: Tensor | Encoder | PairAffinity | Relating,
+    k: Tensor | Encoder | Measure,
+    mu: Measure | None = None,
+    nu: Measure | None = None,
     *,
-    normaliser: Normaliser = ...,
-    affinity: Affinity = ...,
-    mask: Bool[Tensor, "*#b m n"] | None = ...,
-    start: Tensor | Coupling | Affinities | None = ...,
-) -> Relation: ...
-@overload
-def relate(
-    q: Float[Tensor, "*#b m n"] | PairAffinity | Relating,
-    k: Measure,
-    mu: Measure | None = ...,
-    nu: None = ...,
-    *,
-    normaliser: Normaliser | None = ...,
-    mask: Bool[Tensor, "*#b m n"] | None = ...,
-    start: Tensor | Coupling | Affinities | None = ...,
-) -> Relation: ...
-def relate(q, k, mu=None, nu=None, *, normaliser=None, affinity=None, mask=None, start=None):
+    normaliser: Normaliser | None = None,
+    affinity: Affinity | None = None,
+    mask: Bool[Tensor, "*#b m n"] | None = None,
+    start: Tensor | Coupling | Affinities | None = None,
+) -> Relation:
     r"""The relation between two measures that an affinity and a normaliser define.
 
     Measures are normalised first. What comes back depends on the normaliser: `Softmax` gives a
@@ -160,9 +147,10 @@ def _normalise(scores: Scores, mu, nu, normaliser, mask, start) -> Relation:
     return build(normaliser, scores, log_a, log_b, found)
 
 
-def _measures(mu, nu) -> tuple[Measure, Measure]:
+def _measures(mu: Measure | None, nu: Measure | None) -> tuple[Measure, Measure]:
     for name, m in (("mu", mu), ("nu", nu)):
         check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
+    assert mu is not None and nu is not None  # for the type checker
     check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
     return mu, nu
 
@@ -179,6 +167,3 @@ def _encoded(name: str, q, mu: Measure) -> Tensor:
     check_broadcast(f"`{name}` and its measure", q.shape[:-2], mu.batch_shape)
     q = q.expand(*torch.broadcast_shapes(q.shape[:-2], mu.batch_shape), *q.shape[-2:])
     return q.masked_fill((mu.log_weights == -torch.inf)[..., None], 0)
-
-
-__all__ = ["Affinities", "Conditional", "Coupling", "Relation", "relate"]
