@@ -1,4 +1,7 @@
-"""Peak memory of the streamed reductions, forward and backward, as n grows (Linux)."""
+"""Peak memory of reductions and relations, forward and backward, as n grows (Linux).
+
+Usage: python benchmarks/memory.py [names] [sizes]
+"""
 
 import ctypes
 import gc
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+import pushforward as pf
 from pushforward import ops
 
 
@@ -27,7 +31,19 @@ def peak(f):
     return status("VmHWM") - start
 
 
+def relation(n, normaliser):
+    """Two steps, the plan applied, and gradients in points and weights; no kernel is stored."""
+    x, y = torch.rand(n, 4, requires_grad=True), torch.rand(n, 4, requires_grad=True)
+    mu, nu = pf.Measure(x, torch.rand(n, requires_grad=True)), pf.Measure(y)
+    near = pf.SquaredDistance(2.0)
+    pf.relate(x, y, mu, nu, affinity=near, normaliser=normaliser).apply(y).sum().backward()
+
+
 def work(name, n):
+    if "sinkhorn" in name:
+        pf.sinkhorn.STORE["cpu"] = 0
+        implicit = pf.Sinkhorn(tol=0.5, max_steps=2)
+        return relation(n, pf.Sinkhorn(steps=2) if "steps" in name else implicit)
     q, k, v = (torch.randn(n, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(n, requires_grad=True)
     times = (torch.arange(n), torch.arange(n)) if "causal" in name else None
@@ -38,10 +54,14 @@ def work(name, n):
     out.sum().backward()
 
 
+NAMES = ("average", "log_integral", "causal_average", "sinkhorn_steps", "sinkhorn_implicit")
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    for name in ("average", "log_integral", "causal_average"):
+    chosen = [a for a in sys.argv[1:] if not a.isdigit()]
+    sizes = [int(a) for a in sys.argv[1:] if a.isdigit()]
+    for name in chosen or NAMES:
         work(name, 2048)  # warm up: libraries, thread pools
-        for n in (2048, 8192, 32768):
+        for n in sizes or (2048, 8192, 32768):
             print(name, n, round(peak(lambda: work(name, n)), 1))  # noqa: B023
             sys.stdout.flush()

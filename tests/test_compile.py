@@ -41,6 +41,27 @@ def test_whole_graph(name, impl):
     assert max(worst(a, b) for a, b in zip(*grads, strict=True)) < 1e-12
 
 
+def test_fixed_step_relations():
+    """Apply, matrix, cost and their gradients, from points and from a matrix."""
+    mu, nu, to = pf.Measure(torch.randn(6, 2)), pf.Measure(torch.rand(5, 2)), pf.Sinkhorn(steps=4)
+
+    def f(x, scores, v):
+        near = pf.SquaredDistance(0.5)
+        pi = pf.relate(x, nu.atoms, mu, nu, affinity=near, normaliser=to)
+        return (
+            pi.apply(v),
+            pi.matrix(),
+            pi.cost(),
+            pf.relate(scores, mu, nu, normaliser=to).apply(v),
+        )
+
+    x, scores, v = torch.randn(6, 2, requires_grad=True), torch.randn(6, 5), torch.randn(5, 2)
+    outs = f(x, scores, v), torch.compile(f, fullgraph=True, backend="aot_eager")(x, scores, v)
+    assert max((a - b).abs().max().item() for a, b in zip(*outs, strict=True)) < 1e-14
+    grads = [torch.autograd.grad(sum(o.sum() for o in out), x)[0] for out in outs]
+    assert worst(*grads) < 1e-13
+
+
 def test_building_measures_inside_a_graph():
     """Public constructors cannot check values there, and do not try."""
     model = attention(None)

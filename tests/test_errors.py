@@ -134,6 +134,70 @@ CASES = {
     "no heads": (lambda: pf.Attention(2, heads=0), "`heads` must be a whole number"),
     "half a head": (lambda: pf.Attention(2, heads=1.5), "`heads` must be a whole number"),
     "negative steps": (lambda: pf.Sinkhorn(steps=-1), "not negative"),
+    "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
+    "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
+    "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
+    "points instead of a measure": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU.atoms, MU),
+        "`mu` must be a Measure, got Tensor",
+    ),
+    "too few queries": (
+        lambda: pf.relate(MU.atoms[:2], MU.atoms, MU, MU),
+        "`q` must have one row per atom",
+    ),
+    "queries and keys of other widths": (
+        lambda: pf.relate(MU.atoms, ones(MU.n, 3), MU, MU),
+        "same width",
+    ),
+    "a matrix of another shape": (
+        lambda: pf.relate(ones(3, 4), MU, MU),
+        "One score per pair",
+    ),
+    "scores of +inf": (
+        lambda: pf.relate(ones(MU.n, MU.n).mul(torch.inf), MU, MU),
+        "A cost of +inf is a score of -inf",
+    ),
+    "a class of normaliser": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, normaliser=pf.Softmax),
+        "Make one: `Softmax()`",
+    ),
+    "a mask of numbers": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, mask=ones(MU.n, MU.n)),
+        "must be boolean",
+    ),
+    "values of another length": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(ones(MU.n + 1, 2)),
+        "one row per key",
+    ),
+    "an affinity that sums too much": (
+        lambda: pf.relate(lambda mu, nu, x, y: (x - y).sum(), MU, MU),
+        "one number per pair",
+    ),
+    "three measures": (lambda: pf.relate(ones(MU.n, MU.n), MU, MU, MU), "got three"),
+    "a number": (lambda: pf.relate(3.0, MU, MU), "attention layer with two measures, got float"),
+    "an affinity for a matrix": (
+        lambda: pf.relate(ones(MU.n, MU.n), MU, MU, affinity=pf.Dot()),
+        "scores are given already",
+    ),
+    "a confidence of 1340": (
+        lambda: pf.Conditional.from_matrix(1340 * ones(2, 2)),
+        "a sum over heads or tokens is no probability",
+    ),
+    "negative masses": (lambda: pf.Coupling.from_matrix(-ones(2, 2)), "must hold masses"),
+    "assignments in a layer": (
+        lambda: pf.Attention(2, normaliser=pf.Hard()),
+        "relates atoms only",
+    ),
+    "a joint with the wrong measure": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).joint(pf.Measure(ones(2, 2))),
+        "as the relation has, got 2",
+    ),
+    "a projection with slack": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).project(
+            MU, MU, normaliser=pf.Sinkhorn(slack=1.0)
+        ),
+        "keeps both marginals",
+    ),
     "a negative temperature": (lambda: pf.SquaredDistance(-1.0), "must be positive"),
     "layers that do not fit": (
         lambda: pf.Compose(pf.MLP(2, 4, out_dim=3), pf.Attention(2)),

@@ -118,6 +118,7 @@ def _relate_as_given(what, mu, nu, normaliser, affinity, mask, start) -> Relatio
         scores = DenseScores(what)
     elif callable(what):
         scores = CalledScores(lambda x, y: what(mu, nu, x, y), mu.atoms, nu.atoms)
+        scores.tile(slice(0, 1))  # a function of another shape is found here, not at first use
     else:
         raise TypeError(
             "`relate` takes queries and keys with two measures, or a matrix of scores, a function "

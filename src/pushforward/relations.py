@@ -212,7 +212,7 @@ class _Joint(Relation, ABC):
     tol: float = TOL
     parts: tuple[Int[Tensor, "*#b m"], Int[Tensor, "*#b n"]] | None = None
 
-    @cached_property
+    @property
     def _f(self) -> Tensor:
         return -self.scores.over_keys(self._bias) if self.f is None else self.f
 
@@ -227,10 +227,8 @@ class _Joint(Relation, ABC):
 
     def marginals(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         """Masses of the rows and of the columns, as they are."""
-        over_queries = charge(self.log_a, self._f)
-        rows = over_queries + self.scores.over_keys(self._bias)
-        columns = self._bias + self.scores.over_queries(over_queries)
-        return rows.exp(), columns.exp()
+        columns = self._bias + self.scores.over_queries(charge(self.log_a, self._f))
+        return self._row_mass(), columns.exp()
 
     def cost(self) -> Mass:
         r"""$\int c\,d\pi$, with $c=-A$ for a dot product, $|q-k|^2$ for a squared distance."""
@@ -248,7 +246,7 @@ class _Joint(Relation, ABC):
     ) -> tuple[Int[Tensor, "*b s"], Int[Tensor, "*b s"]]:
         """`count` independent pairs, as indices of queries and of keys."""
         with torch.no_grad():
-            rows = _draw(self.marginals()[0], count, generator)
+            rows = _draw(self._row_mass(), count, generator)
             keys = torch.empty_like(rows)
             bias = self._bias
             for at in product(*map(range, rows.shape[:-1])):
@@ -258,9 +256,15 @@ class _Joint(Relation, ABC):
                 keys[at] = torch.multinomial(p[back], 1, generator=generator)[:, 0]
         return rows, keys
 
+    def _row_mass(self) -> Tensor:
+        """Masses of the rows: the weights themselves where $f$ normalises them."""
+        if self.f is None:
+            return self.log_a.exp().expand(self.shape[:-1])
+        return (charge(self.log_a, self.f) + self.scores.over_keys(self._bias)).exp()
+
     def _integral(self, x: Tensor) -> Tensor:
         r"""$\int x\,d\pi$ for a function of the queries that is a mean over their rows."""
-        mass = (charge(self.log_a, self._f) + self.scores.over_keys(self._bias)).exp()
+        mass = self._row_mass()
         return (mass * x.masked_fill(mass == 0, 0)).sum(-1)
 
 
