@@ -134,6 +134,33 @@ CASES = {
     "no heads": (lambda: pf.Attention(2, heads=0), "`heads` must be a whole number"),
     "half a head": (lambda: pf.Attention(2, heads=1.5), "`heads` must be a whole number"),
     "negative steps": (lambda: pf.Sinkhorn(steps=-1), "not negative"),
+    "a learned temperature": (
+        lambda: pf.SquaredDistance(torch.tensor(1.0)),
+        "`eps` must be a number, got Tensor. A learned temperature divides the points",
+    ),
+    "a tolerance in words": (lambda: pf.Sinkhorn(tol="1e-5"), "`tol` must be a number, got str"),
+    "a class that needs arguments": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, affinity=pf.SquaredDistance),
+        "Make one: `SquaredDistance(eps=...)`",
+    ),
+    "values that are a measure": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(MU),
+        "Its points are `.atoms`",
+    ),
+    "values without an axis": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(ones(MU.n)),
+        "`values[:, None]`",
+    ),
+    "a start for softmax": (
+        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, start=ones(MU.n)),
+        "Only Sinkhorn has a `start`",
+    ),
+    "tokens to a layer": (lambda: pf.Attention(2)(ones(5, 2)), "`gamma.push(mu)`"),
+    "relations of tokens": (
+        lambda: pf.Transformer(2, depth=1).relations(ones(5, 2)),
+        "`mu` must be a Measure, got Tensor",
+    ),
+    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`count` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),

@@ -300,6 +300,31 @@ def test_ragged_batches():
         assert torch.allclose(pi.matrix()[i, : mu.n, : mu.n], alone.matrix(), atol=1e-10)
 
 
+def test_heads_come_after_the_measures():
+    """Scores (b, h, m, n) of measures (b,): element i meets measure i in all its heads."""
+    w = torch.tensor([[1.0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    mu, scores = pf.Measure(torch.randn(2, 6, 2), w), torch.randn(2, 2, 6, 6)
+    rows = pf.relate(scores, mu, mu, normaliser=TIGHT).marginals()[0]
+    assert torch.allclose(rows, (w / w.sum(-1, keepdim=True))[:, None].expand(2, 2, 6))
+    q = torch.randn(2, 3, 6, 4)
+    pi = pf.relate(q, q.flip(1), mu, mu, normaliser=TIGHT)
+    assert pi.shape == (2, 3, 6, 6)
+    assert torch.allclose(pi.marginals()[0][0, 2], w[0] / 3)
+    with pytest.raises(ValueError, match="`mu` and the scores must broadcast"):
+        pf.relate(torch.randn(3, 2, 6, 6), mu, mu)
+
+
+def test_one_relation_of_a_batch():
+    mu = pf.Measure(torch.randn(3, 5, 2), torch.rand(3, 5))
+    gamma = pf.Attention(2, heads=4, normaliser=TIGHT, mask=None)
+    for pi in (gamma.relation(mu), pf.Attention(2, heads=4).relation(mu)):
+        one = pi[1, 2]
+        assert type(one) is type(pi) and one.shape == (5, 5) and pi[1:].shape == (2, 4, 5, 5)
+        assert torch.allclose(one.matrix(), pi.matrix()[1, 2], atol=1e-15)
+    with pytest.raises(IndexError):
+        gamma.relation(mu)[0, 0, 0]
+
+
 # One interface, several sources
 
 
@@ -358,6 +383,27 @@ def test_attention_tensors_of_other_models():
     p = torch.rand(4, 6)
     pi = pf.Coupling.from_matrix(p / p.sum())
     assert torch.allclose(pi.matrix(), p / p.sum()) and pi.converged
+
+
+def test_zeros_of_attention_tensors_have_no_gradient():
+    logits = torch.tensor([[0.0, 1.0, -torch.inf], [0.0, 1.0, 2.0]], requires_grad=True)
+    kappa = pf.Conditional.from_matrix(logits.softmax(-1))
+    total = kappa.entropy().sum() + kappa.apply(torch.randn(3, 2)).sum() + kappa.matrix().sum()
+    (grad,) = torch.autograd.grad(total, logits)
+    rows = logits.detach().requires_grad_()
+    p = rows.softmax(-1)
+    (expected,) = torch.autograd.grad(-(p * p.clamp_min(1e-300).log()).sum(), rows)
+    assert torch.isfinite(grad).all() and torch.isfinite(expected).all()
+
+
+def test_results_are_of_the_dtype_of_the_points():
+    mu, nu = pair()
+    for size in (0.1, 1.0, 2.0):
+        m, n = (pf.Measure((size * t.atoms).float()) for t in (mu, nu))
+        pi = related(m, n, pf.Sinkhorn(), eps=0.1)
+        out = (pi.matrix(), pi.cost(), pi.entropy(), *pi.potentials, *pi.marginals())
+        assert {t.dtype for t in out} == {torch.float32} and pi.converged
+        assert pi.transpose().matrix().dtype == pi.conditional().matrix().dtype == torch.float32
 
 
 def test_relations_of_a_transformer():
@@ -622,6 +668,51 @@ def test_fixed_steps_never_wait_for_the_device():
         gamma.push(mu)
     finally:
         torch.cuda.set_sync_debug_mode(mode)
+
+
+def test_atoms_without_a_partner_are_named():
+    mu = pf.Measure(torch.randn(3, 2))
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    mask[1] = False
+    for normaliser in (
+        pf.Softmax(),
+        pf.DualSoftmax(),
+        pf.Sinkhorn(steps=2),
+        pf.Sinkhorn(slack=1.0),
+    ):
+        with pytest.raises(ValueError, match=r"Every query with mass .* index \(1,\)"):
+            pf.relate(mu.atoms, mu.atoms, mu, mu, mask=mask, normaliser=normaliser)
+    with pytest.raises(ValueError, match="Every key with mass"):
+        pf.relate(mu.atoms, mu.atoms, mu, mu, mask=mask.T, normaliser=pf.Sinkhorn(steps=2))
+    assert pf.relate(mu.atoms, mu.atoms, mu, mu, mask=mask.T).matrix().isfinite().all()
+    weightless = pf.Measure(mu.atoms, torch.tensor([1.0, 0.0, 1.0]))
+    pi = pf.relate(mu.atoms, mu.atoms, weightless, mu, mask=mask, normaliser=pf.Sinkhorn())
+    assert pi.converged and pi.matrix().isfinite().all()
+
+
+def test_hard_assignment_on_a_mask():
+    mu = pf.Measure(torch.randn(4, 2))
+    mask = ~torch.eye(4, dtype=torch.bool)
+    pi = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Hard(), mask=mask)
+    assert pi.converged and (pi.matrix()[~mask] == 0).all() and torch.isfinite(pi.cost())
+    mask[:2, 1:] = False
+    mask[:2, 0] = True
+    with pytest.raises(ValueError, match="No coupling"):
+        pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Hard(), mask=mask)
+
+
+def test_nan_is_said_at_once():
+    mu = pf.Measure(torch.randn(4, 2))
+    q = torch.randn(4, 2).index_fill(0, torch.tensor(1), torch.nan)
+    with pytest.raises(ValueError, match="Scores must be finite"):
+        pf.relate(q, mu.atoms, mu, mu, normaliser=pf.Sinkhorn())
+
+
+def test_annealing_counts_as_steps():
+    mu, nu, eps = extreme(60, 1e-3, 0, even=True)
+    for most in (2, 15, 30):
+        with pytest.warns(UserWarning, match="marginal error"):
+            assert related(mu, nu, pf.Sinkhorn(tol=1e-9, max_steps=most), eps=eps).steps == most
 
 
 # Gradients

@@ -5,6 +5,8 @@ measure is built from a user's numbers: reading them waits for the device.
 """
 
 from collections.abc import Sequence
+from inspect import signature
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -35,7 +37,8 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     if isinstance(value, type) and issubclass(value, kind):
-        fix = f"Make one: `{value.__name__}()`."
+        needs = [p for p in signature(value).parameters.values() if p.default is p.empty]
+        fix = f"Make one: `{value.__name__}({', '.join(p.name + '=...' for p in needs)})`."
     raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {got}. {fix}")
 
 
@@ -48,7 +51,22 @@ def check_sizes(**sizes: int | None) -> None:
 
 def check_tensor(name: str, tensor: Tensor) -> None:
     """Raise unless `tensor` is a tensor."""
-    check_kind(name, tensor, Tensor, "Convert it with `torch.as_tensor`.")
+    fix = "Convert it with `torch.as_tensor`."
+    if hasattr(tensor, "atoms"):
+        fix = "Its points are `.atoms`."
+    elif hasattr(tensor, "matrix"):
+        fix = "Its masses are `.matrix()`." if callable(tensor.matrix) else "Take its `.matrix`."
+    check_kind(name, tensor, Tensor, fix)
+
+
+def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") -> None:
+    """Raise unless `value` is a number above `least`; a tensor's gradient would be lost."""
+    if not isinstance(value, Real):
+        fix = fix or "Give a Python number, such as `value.item()`."
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}. {fix}")
+    if not value > least:
+        than = "positive" if least == 0 else f"above {least:g}"
+        raise ValueError(f"`{name}` must be {than}, got {value}.")
 
 
 def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:

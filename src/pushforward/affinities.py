@@ -5,14 +5,15 @@ same change of points $x\mapsto x'$ and shift $c$ on both sides, so that all of 
 same two reductions.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import sqrt
 
 from jaxtyping import Float
 from torch import Tensor
 
 from . import ops
+from ._checks import check_number
 from ._precision import widen
 from .scores import Placed, PointScores
 
@@ -56,9 +57,14 @@ class Dot(Affinity):
 
     scale: float | None = None
 
+    def __post_init__(self):
+        if self.scale is not None:
+            fix = "A learned scale multiplies the queries."
+            check_number("scale", self.scale, least=-math.inf, fix=fix)
+
     def factor(self, width):
         r"""$s$."""
-        return 1 / sqrt(width) if self.scale is None else self.scale
+        return 1 / math.sqrt(width) if self.scale is None else self.scale
 
     def origin(self, k, log_weights):
         """The origin is part of a dot product."""
@@ -86,8 +92,7 @@ class SquaredDistance(Affinity):
     eps: float
 
     def __post_init__(self):
-        if not self.eps > 0:
-            raise ValueError(f"`eps` must be positive, got {self.eps}.")
+        check_number("eps", self.eps, fix="A learned temperature divides the points by its root.")
 
     @property
     def unit(self):

@@ -116,6 +116,8 @@ class Attention(Conditioned):
             Conditional(9 queries, 9 keys, batch (4,))
         """
         queries = mu if queries is None else queries
+        for name, m in (("mu", mu), ("queries", queries)):
+            check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         self._check(mu, queries.atoms, queries.times)
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         return self._relating(mu.normalise(), queries)(queries.atoms, queries.times, log_a)

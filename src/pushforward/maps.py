@@ -88,7 +88,9 @@ class InContextMap(nn.Module, ABC):
         """The push-forward, unchecked."""
         return mu.moved(self.condition(mu)(mu.atoms, mu.times))
 
-    def forward(self, mu: Measure, x: Queries | Measure, t: Times | None = None) -> Images:
+    def forward(
+        self, mu: Measure, x: Queries | Measure | None = None, t: Times | None = None
+    ) -> Images:
         r"""$\Gamma(\mu,x)$ at any queries, atoms of `mu` or not.
 
         Args:
@@ -98,6 +100,11 @@ class InContextMap(nn.Module, ABC):
             t: times of the queries, for causal maps.
         """
         queries = None
+        if x is None:
+            raise TypeError(
+                "An in-context map takes a context and queries: `gamma(mu, x)`. To move the "
+                "context itself: `gamma.push(mu)`, with `mu = pf.Measure(tokens)`."
+            )
         if isinstance(x, Measure):
             queries = x
             x, t = queries.atoms, queries.times if t is None else t
@@ -281,6 +288,7 @@ class Compose(Conditioned):
 
     def relations(self, mu: Measure) -> list[Relation]:
         """Those of every map, on what the maps before made of the context."""
+        check_kind("mu", mu, Measure, _TOKENS)
         self._check(mu, mu.atoms, mu.times)
         found = []
         for gamma in self:

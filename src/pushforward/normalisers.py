@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ._checks import holds
+from ._checks import check_number, holds
 from .feasibility import diagnose
 from .implicit import differentiable
 from .scores import DenseScores, MappedScores, PointScores, Scores
@@ -137,12 +137,14 @@ class Sinkhorn(Normaliser):
             raise ValueError("Give `tol` or `steps`, not both.")
         if self.steps is not None and not (isinstance(self.steps, int) and self.steps >= 0):
             raise ValueError(f"`steps` must be a whole number, not negative, got {self.steps}.")
-        if self.tol is not None and not 0 < self.tol < math.inf:
-            raise ValueError(f"`tol` must be positive and finite, got {self.tol}.")
+        if self.tol is not None:
+            check_number("tol", self.tol)
         if not (isinstance(self.max_steps, int) and self.max_steps >= 1):
             raise ValueError(f"`max_steps` must be at least 1, got {self.max_steps}.")
-        if not (len(self._slacks) == 2 and all(r > 0 for r in self._slacks)):
-            raise ValueError(f"`slack` must be positive, or a pair of such, got {self.slack}.")
+        if len(self._slacks) != 2:
+            raise ValueError(f"`slack` must be a number or a pair of numbers, got {self.slack}.")
+        for slack in self._slacks:
+            check_number("slack", slack)
 
     @property
     def _slacks(self) -> tuple[float, float]:
@@ -170,7 +172,13 @@ class Sinkhorn(Normaliser):
             g = torch.zeros_like(log_b) if start is None else start
             return Found(alternate(scores, sides, g, self.steps), self.steps)
         with torch.no_grad():
-            floor = FLOOR * max(float(scores.spread()), 100.0)
+            spread = float(scores.spread())
+        if not spread < math.inf:
+            raise ValueError(
+                "Scores must be finite, or -inf where a pair is forbidden, got NaN or inf from "
+                "queries and keys. Look for what made them so upstream."
+            )
+        floor = FLOOR * max(spread, 100.0)
         if self.goal < floor and scores.dtype == torch.float32:
             scores = scores.to(torch.float64)
             # Normalised in float32, masses are off by 1e-7 and no coupling of them exists.
@@ -327,18 +335,31 @@ def _exact_plan(cost, a, b) -> Tensor:
     """A coupling of least cost, of NumPy arrays."""
     import numpy as np
 
-    if not np.isfinite(cost[np.ix_(a > 0, b > 0)]).all():
-        raise ValueError("Hard assignment needs finite scores. Forbid pairs by a large cost.")
+    forbidden = np.isposinf(cost)
+    finite = cost[np.isfinite(cost)]
+    cost = np.where(forbidden, 1 + len(cost) * np.ptp(finite) + finite.max(), cost)
+    plan = _least_cost(cost, a, b)
+    if plan[forbidden].sum() > 1e-12:
+        raise ValueError(
+            "No coupling of these marginals lives on the allowed pairs. Allow more pairs, or give "
+            "other marginals."
+        )
+    return torch.from_numpy(plan)
+
+
+def _least_cost(cost, a, b):
+    """By assignment where atoms are equal, by a transport problem elsewhere."""
+    import numpy as np
+
     if len(a) == len(b) and np.allclose(a, 1 / len(a), rtol=1e-6) and np.allclose(a, b, rtol=1e-6):
         from scipy.optimize import linear_sum_assignment
 
         plan = np.zeros_like(cost)
         rows, columns = linear_sum_assignment(cost)
         plan[rows, columns] = a[rows]
-        return torch.from_numpy(plan)
+        return plan
     try:
         import ot
     except ImportError as error:
         raise ImportError("Exact plans need POT. Install it: `pip install POT`.") from error
-    plan = ot.emd(a / a.sum(), b / b.sum(), np.nan_to_num(cost), numItermax=10_000_000)
-    return torch.from_numpy(plan)
+    return ot.emd(a / a.sum(), b / b.sum(), cost, numItermax=10_000_000)

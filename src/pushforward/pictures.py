@@ -26,7 +26,7 @@ def heatmap(relation: Relation) -> Figure:
     as dots. A conditional has no columns to sum: its bars are the entropies of its rows.
 
     Args:
-        relation: not batched: index a batch's matrix, or take one head.
+        relation: not batched; of a batch take one, `relation[0]`.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(9, 2))
@@ -137,7 +137,7 @@ def _matrix(relation: Relation) -> Tensor:
     if len(relation.shape) != 2:
         raise ValueError(
             f"A picture shows one relation, got a batch {tuple(relation.shape[:-2])} of them. "
-            "Take one: `pf.Conditional.from_matrix(relation.matrix()[0])`, say."
+            "Take one: `relation[0]`, say."
         )
     return relation.matrix().detach().cpu()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._checks import check_broadcast, check_floating, check_kind, check_shape, check_tensor, holds
 from .affinities import Affinity, Dot, scores as score_points
 from .measures import Measure
-from .normalisers import Normaliser, Softmax
+from .normalisers import Normaliser, Sinkhorn, Softmax
 from .relations import Affinities, Coupling, Relation, build
 from .scores import CalledScores, DenseScores, Scores
 
@@ -90,7 +90,8 @@ def relate(
             f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
             f"k {tuple(k.shape)}."
         )
-    log_b = nu.log_weights.log_softmax(-1)
+    more = max(0, k.ndim - 2 - len(nu.batch_shape))
+    log_b = nu.log_weights.reshape(*nu.batch_shape, *(1,) * more, nu.n)
     return _normalise(score_points(affinity, q, k, log_b), mu, nu, normaliser, mask, start)
 
 
@@ -133,19 +134,49 @@ def _normalise(scores: Scores, mu, nu, normaliser, mask, start) -> Relation:
     if mask is not None:
         check_tensor("mask", mask)
         if mask.dtype != torch.bool:
-            raise TypeError(f"`mask` must be boolean, True where allowed, got {mask.dtype}.")
+            raise TypeError(
+                f"`mask` must be boolean, True where allowed, got {mask.dtype}. Convert with "
+                "`mask.bool()`; an additive mask of zeros and -inf with `mask == 0`."
+            )
         check_shape("mask", mask, (*mask.shape[:-2], *scores.shape[-2:]), "One per pair.")
         scores = DenseScores(scores.matrix(), scores.unit).forbidding(~mask)
-    log_a, log_b = (
-        m.log_weights.to(scores.dtype).log_softmax(-1).expand(*scores.shape[:-2], m.n)
-        for m in (mu, nu)
-    )
+    log_a, log_b = (_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
+    _check_partners(scores, log_a, log_b, normaliser.two_sided)
     if isinstance(start, Coupling | Affinities):
         start = start.g
+    if start is not None and not isinstance(normaliser, Sinkhorn):
+        raise ValueError(f"Only Sinkhorn has a `start`, got {type(normaliser).__name__}.")
     if start is not None:
         check_shape("start", start, log_b.shape, "It is a potential on the keys.")
     found = normaliser.find(scores, log_a, log_b, None if start is None else start.detach())
     return build(normaliser, scores, log_a, log_b, found)
+
+
+def _weights(name: str, mu: Measure, scores: Scores) -> Tensor:
+    """Normalised log-weights, for every relation of a batch: heads come after the measures."""
+    batch, logs = scores.shape[:-2], mu.log_weights
+    logs = logs.reshape(*mu.batch_shape, *(1,) * (len(batch) - len(mu.batch_shape)), mu.n)
+    check_broadcast(f"`{name}` and the scores", logs.shape[:-1], batch)
+    return logs.to(scores.dtype).log_softmax(-1).expand(*batch, mu.n)
+
+
+def _check_partners(scores: Scores, log_a: Tensor, log_b: Tensor, both: bool) -> None:
+    """Raise if an atom with mass has no allowed partner with mass."""
+    if not isinstance(scores, DenseScores):
+        return
+    allowed = (scores.values > -torch.inf) & (log_b > -torch.inf)[..., None, :]
+    alone = ~allowed.any(-1) & (log_a > -torch.inf)
+    sides = [("query", alone)]
+    if both:
+        seen = (allowed & (log_a > -torch.inf)[..., :, None]).any(-2)
+        sides.append(("key", ~seen & (log_b > -torch.inf)))
+    for what, alone in sides:
+        if not holds(~alone.any()):
+            raise ValueError(
+                f"Every {what} with mass needs an allowed partner, and {int(alone.sum())} have "
+                f"none, the first at index {tuple(alone.nonzero()[0].tolist())}. Give it weight "
+                "zero, or allow a pair."
+            )
 
 
 def _measures(mu: Measure | None, nu: Measure | None) -> tuple[Measure, Measure]:
@@ -165,6 +196,8 @@ def _encoded(name: str, q, mu: Measure) -> Tensor:
         raise ValueError(
             f"`{name}` must have one row per atom, here (..., {mu.n}, k), got {tuple(q.shape)}."
         )
-    check_broadcast(f"`{name}` and its measure", q.shape[:-2], mu.batch_shape)
-    q = q.expand(*torch.broadcast_shapes(q.shape[:-2], mu.batch_shape), *q.shape[-2:])
-    return q.masked_fill((mu.log_weights == -torch.inf)[..., None], 0)
+    more = max(0, q.ndim - 2 - len(mu.batch_shape))  # heads come after the measures
+    dead = (mu.log_weights == -torch.inf).reshape(*mu.batch_shape, *(1,) * more, mu.n)
+    check_broadcast(f"`{name}` and its measure", q.shape[:-2], dead.shape[:-1])
+    q = q.expand(*torch.broadcast_shapes(q.shape[:-2], dead.shape[:-1]), *q.shape[-2:])
+    return q.masked_fill(dead[..., None], 0)

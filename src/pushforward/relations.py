@@ -8,16 +8,16 @@ not exist on it; conversions are explicit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ._checks import check_floating, check_kind, check_sums, holds
+from ._checks import check_floating, check_kind, check_sizes, check_sums, holds
 from ._precision import widen
 from .measures import Measure
 from .normalisers import TOL, Found, Normaliser, Sinkhorn
@@ -35,11 +35,13 @@ class Relation(ABC):
         scores: $A$ between queries and keys.
         log_b: log-weights of the keys, normalised.
         g: the potential on the keys, None for zero.
+        dtype: of results, where computations are in a wider one; None for theirs.
     """
 
     scores: Scores
     log_b: Float[Tensor, "*#b n"]
     g: Float[Tensor, "*#b n"] | None
+    dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
@@ -58,6 +60,22 @@ class Relation(ABC):
     def _bias(self) -> Tensor:
         return self.log_b if self.g is None else charge(self.log_b, self.g)
 
+    def __getitem__(self, index) -> Relation:
+        """Some relations of a batch, such as one head."""
+        batch = self.shape[:-2]
+        torch.empty(batch)[index]  # says it if there are not so many
+        some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[index]
+        changed: dict[str, Any] = {"scores": self.scores.at(index)}
+        for name in ("log_b", "g", "log_a", "f"):
+            if hasattr(self, name):
+                changed[name] = some(getattr(self, name))
+        if (parts := getattr(self, "parts", None)) is not None:
+            changed["parts"] = tuple(map(some, parts))
+        return replace(self, **changed)
+
+    def _out(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
     def assignment(self) -> Int[Tensor, "*b m"]:
         """The key that each query gives most mass to, as an index."""
         bias = self._bias[..., None, :]
@@ -72,12 +90,17 @@ class Relation(ABC):
 
     def _average(self, values: Tensor) -> Tensor:
         """Means of the values under the normalised rows."""
-        check_floating("values", values, "(..., n, e)", 2)
+        check_floating("values", values, "(..., n, e)", 1)
         n = self.shape[-1]
-        if values.shape[-2] != n:
+        if values.ndim < 2 or values.shape[-2] != n:
+            hint = ""
+            if values.ndim == 1:
+                hint = " One number per key is `values[:, None]`."
+            elif values.shape[-2] == self.shape[-2] and not isinstance(self, Conditional):
+                hint = " Functions of the queries are integrated by its `transpose()`."
             raise ValueError(
-                f"`values` must have one row per key, (..., {n}, e), got {tuple(values.shape)}. "
-                "A relation integrates functions of its keys; its `transpose()` those of queries."
+                f"`values` must have one row per key, (..., {n}, e), got {tuple(values.shape)}."
+                + hint
             )
         values = values.masked_fill((self.log_b == -torch.inf)[..., None], 0)
         return self.scores.average(values, self._bias)
@@ -117,15 +140,18 @@ class Conditional(Relation):
             torch.Size([8, 5])
         """
         masses = _masses(matrix)
-        fix = "Attention of one head does; a sum over heads or tokens is no probability."
+        fix = (
+            "Attention of one head does; a sum over heads or tokens is no probability, nor is "
+            "attention after dropout (`model.eval()`)."
+        )
         check_sums("rows", masses.sum(-1), matrix.dtype, fix)
         empty = cls(DenseScores(masses), torch.zeros_like(masses[..., 0, :]).log_softmax(-1), None)
         log_b = empty.log_b if nu is None else empty._weights_of("nu", nu, masses.shape[-1])
-        return cls(DenseScores(_ratio(masses.log(), log_b[..., None, :])), log_b, None)
+        return cls(DenseScores(_ratio(masses, log_b[..., None, :])), log_b, None)
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         r"""$\kappa(x_i,\{y_j\})$: rows sum to one."""
-        return (self.scores.matrix() + self._bias[..., None, :]).softmax(-1)
+        return self._out((self.scores.matrix() + self._bias[..., None, :]).softmax(-1))
 
     def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
         r"""$\int v(y)\,\kappa(x,dy)$, as attention does."""
@@ -136,12 +162,13 @@ class Conditional(Relation):
         bias = self._bias
         finite = bias.masked_fill(bias == -torch.inf, 0)[..., None]
         mean = self.scores.mean(bias) + self.scores.average(finite, bias)[..., 0]
-        return self.scores.over_keys(bias) - mean
+        return self._out(self.scores.over_keys(bias) - mean)
 
     def sample(
         self, count: int, *, generator: torch.Generator | None = None
     ) -> Int[Tensor, "*b m s"]:
         """`count` keys for each query, as indices."""
+        check_sizes(count=count)
         bias = self._bias[..., None, :]
         with torch.no_grad():
             parts = [
@@ -160,7 +187,7 @@ class Conditional(Relation):
         f = -self.scores.over_keys(self._bias)
         reached = self._bias + self.scores.over_queries(charge(log_a, f))
         g = (self._bias - reached).masked_fill(reached == -torch.inf, 0)
-        return Coupling(self.scores, reached, g, log_a, f)
+        return Coupling(self.scores, reached, g, log_a, f, dtype=self.dtype)
 
     def project(
         self,
@@ -184,7 +211,9 @@ class Conditional(Relation):
         log_a = self._weights_of("mu", mu, self.shape[-2])
         log_b = self._weights_of("nu", nu, self.shape[-1])
         found = normaliser.find(self.scores, log_a, log_b)
-        return cast(Coupling, build(normaliser, self.scores, log_a, log_b, found))
+        dtype = self.scores.dtype if self.dtype is None else self.dtype
+        pi = cast(Coupling, build(normaliser, self.scores, log_a, log_b, found))
+        return replace(pi, dtype=dtype)
 
     def _weights_of(self, name: str, mu: Measure, count: int) -> Tensor:
         check_kind(name, mu, Measure, "Points become one with `pf.Measure(points)`.")
@@ -223,28 +252,29 @@ class _Joint(Relation, ABC):
     def matrix(self) -> Float[Tensor, "*b m n"]:
         r"""Joint masses $\pi_{ij}$; rows belong to queries, columns to keys."""
         side = charge(self.log_a, self._f)[..., :, None]
-        return (self.scores.matrix() + side + self._bias[..., None, :]).exp()
+        return self._out((self.scores.matrix() + side + self._bias[..., None, :]).exp())
 
     def marginals(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         """Masses of the rows and of the columns, as they are."""
         columns = self._bias + self.scores.over_queries(charge(self.log_a, self._f))
-        return self._row_mass(), columns.exp()
+        return self._out(self._row_mass()), self._out(columns.exp())
 
     def cost(self) -> Mass:
         r"""$\int c\,d\pi$, with $c=-A$ for a dot product, $|q-k|^2$ for a squared distance."""
-        return self._integral(self.scores.cost(self._bias))
+        return self._out(self._integral(self.scores.cost(self._bias)))
 
     def entropy(self) -> Mass:
         r"""$-\sum\pi_{ij}\log\pi_{ij}$."""
         zero = lambda logs: logs.masked_fill(logs == -torch.inf, 0)
         pair = zero(charge(self.log_a, self._f)) + self.scores.mean(self._bias)
         mean = self.scores.average(zero(self._bias)[..., None], self._bias)[..., 0]
-        return -self._integral(pair + mean)
+        return self._out(-self._integral(pair + mean))
 
     def sample(
         self, count: int, *, generator: torch.Generator | None = None
     ) -> tuple[Int[Tensor, "*b s"], Int[Tensor, "*b s"]]:
         """`count` independent pairs, as indices of queries and of keys."""
+        check_sizes(count=count)
         with torch.no_grad():
             rows = _draw(self._row_mass(), count, generator)
             keys = torch.empty_like(rows)
@@ -297,15 +327,17 @@ class Coupling(_Joint):
         masses = _masses(matrix)
         fix = "Divide by the total, or read rows of sum one as a `Conditional`."
         check_sums("masses", masses.sum((-1, -2)), matrix.dtype, fix)
-        log_a, log_b = masses.sum(-1).log(), masses.sum(-2).log()
-        scores = _ratio(masses.log(), log_a[..., :, None] + log_b[..., None, :])
+        log_a, log_b = (_log(masses.sum(axis)) for axis in (-1, -2))
+        scores = _ratio(masses, log_a[..., :, None] + log_b[..., None, :])
         return cls(DenseScores(scores), log_b, None, log_a)
 
     @cached_property
     def residual(self) -> Mass:
         r"""The larger of the two marginal errors $\sum|\cdot|$, measured on this object."""
         with torch.no_grad():
-            pairs = zip(self.marginals(), (self.log_a, self.log_b), strict=True)
+            pairs = zip(
+                replace(self, dtype=None).marginals(), (self.log_a, self.log_b), strict=True
+            )
             errors = [(mass - logs.exp()).abs().sum(-1) for mass, logs in pairs]
             return torch.maximum(*torch.broadcast_tensors(*errors))
 
@@ -317,7 +349,8 @@ class Coupling(_Joint):
     @property
     def potentials(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         r"""$(f,g)$ in the gauge $\int f\,d\mu=\int g\,d\nu$, on every connected part."""
-        return centre(self._f, self._g, Marginals(self.log_a, self.log_b, parts=self.parts))
+        f, g = centre(self._f, self._g, Marginals(self.log_a, self.log_b, parts=self.parts))
+        return self._out(f), self._out(g)
 
     def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
         r"""$\int v(y)\,\pi(dy|x)$: the mean of the values that a query is coupled with.
@@ -330,17 +363,18 @@ class Coupling(_Joint):
         """The same coupling with keys asking."""
         parts = None if self.parts is None else (self.parts[1], self.parts[0])
         return Coupling(
-            self.scores.T, self.log_a, self._f, self.log_b, self._g, self.steps, self.tol, parts
-        )
+            self.scores.T, self.log_a, self._f, self.log_b, self._g, self.steps, self.tol, parts,
+            dtype=self.dtype,
+        )  # fmt: skip
 
     def conditional(self) -> Conditional:
         r"""$\pi(dy|x)$."""
-        return Conditional(self.scores, self.log_b, self.g)
+        return Conditional(self.scores, self.log_b, self.g, dtype=self.dtype)
 
     def mutual_information(self) -> Mass:
         r"""$\mathrm{KL}(\pi|\mu\otimes\nu)=\int(A+f\oplus g)\,d\pi$."""
         mean = self.scores.average(self._g[..., None], self._bias)[..., 0]
-        return self._integral(self._f + self.scores.mean(self._bias) + mean)
+        return self._out(self._integral(self._f + self.scores.mean(self._bias) + mean))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -373,7 +407,7 @@ class Affinities(_Joint):
         slack = None if self.slack is None else (self.slack[1], self.slack[0])
         return Affinities(
             self.scores.T, self.log_a, self._f, self.log_b, self._g, self.steps, self.tol,
-            slack=slack,
+            slack=slack, dtype=self.dtype,
         )  # fmt: skip
 
     @cached_property
@@ -402,6 +436,7 @@ def build(
     """
     if normaliser.keeps == "rows":
         return Conditional(scores, log_b, found.g)
+    dtype = scores.dtype
     if found.scores is not None:
         scores = found.scores
     if found.g is not None and found.g.dtype != scores.dtype:
@@ -413,9 +448,11 @@ def build(
     scores, f = normaliser.density(scores, log_b, found)
     if normaliser.keeps == "both":
         goal = getattr(normaliser, "goal", TOL)
-        return Coupling(scores, log_b, found.g, log_a, f, found.steps, goal, found.parts)
+        return Coupling(
+            scores, log_b, found.g, log_a, f, found.steps, goal, found.parts, dtype=dtype
+        )
     slack = normaliser.slack_of(scores) if isinstance(normaliser, Sinkhorn) else None
-    return Affinities(scores, log_b, found.g, log_a, f, found.steps, slack=slack)
+    return Affinities(scores, log_b, found.g, log_a, f, found.steps, slack=slack, dtype=dtype)
 
 
 def _masses(matrix: Tensor) -> Tensor:
@@ -430,9 +467,18 @@ def _masses(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _ratio(logs: Tensor, reference: Tensor) -> Tensor:
-    """A difference of logarithms, minus infinity where the first is."""
-    return torch.where(logs == -torch.inf, logs, logs - reference)
+def _log(masses: Tensor) -> Tensor:
+    """The logarithm, minus infinity without gradient at zero."""
+    some = masses > 0
+    return torch.where(some, torch.where(some, masses, 1).log(), -torch.inf)
+
+
+def _ratio(masses: Tensor, reference: Tensor) -> Tensor:
+    """The logarithm of masses over a reference, minus infinity where there are none."""
+    none = masses == 0
+    return (_log(masses) - reference.masked_fill(reference == -torch.inf, 0)).masked_fill(
+        none, -torch.inf
+    )
 
 
 def _draw(p: Tensor, count: int, generator: torch.Generator | None) -> Tensor:

@@ -129,6 +129,10 @@ class Scores(Kernel, ABC):
         """Without gradients."""
 
     @abstractmethod
+    def at(self, index) -> Scores:
+        """Some elements of the batch."""
+
+    @abstractmethod
     def spread(self) -> Tensor:
         """A bound on the range of the finite scores, one number for the whole batch."""
 
@@ -257,6 +261,14 @@ class PointScores(Scores):
         size = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
         return 2 * abs(self.scale) * size(self.queries) * size(self.keys)
 
+    def at(self, index):
+        """Points, shifts and times of some elements."""
+        batch = self.shape[:-2]
+        some = lambda t, axes: t.expand(*batch, *t.shape[-axes:])[index]
+        place = lambda p: Placed(some(p.points, 2), None if p.shift is None else some(p.shift, 1))
+        times = None if self.times is None else (some(self.times[0], 1), some(self.times[1], 1))
+        return replace(self, queries=place(self.queries), keys=place(self.keys), times=times)
+
     def pick(self, queries: Tensor, keys: Tensor) -> PointScores:
         """Between some of the points, each `(*b, s)`."""
         return PointScores(
@@ -377,6 +389,11 @@ class DenseScores(TileScores):
         """Detached."""
         return replace(self, values=self.values.detach())
 
+    def at(self, index):
+        """Some of the matrices."""
+        costs = None if self.costs is None else self.costs.expand(self.shape)[index]
+        return replace(self, values=self.values[index], costs=costs)
+
     def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> DenseScores:
         """Without some pairs."""
         return replace(self, values=self.values.masked_fill(forbidden, -torch.inf))
@@ -462,6 +479,10 @@ class CalledScores(TileScores):
             self.factor, self.swapped, self.unit,
         )  # fmt: skip
 
+    def at(self, index):
+        """Some of the matrices, formed: the function knows the whole batch."""
+        return DenseScores(self.matrix()[index], self.unit)
+
     def detach(self):
         """Points and values detached."""
         return CalledScores(
@@ -522,6 +543,10 @@ class MappedScores(TileScores):
     def to(self, dtype):
         """The other scores in another dtype."""
         return MappedScores(self.inner.to(dtype), self.function)
+
+    def at(self, index):
+        """Some elements of the other scores."""
+        return MappedScores(self.inner.at(index), self.function)
 
     def detach(self):
         """The other scores detached."""

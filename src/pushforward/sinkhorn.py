@@ -344,6 +344,8 @@ def _start(scores: Scores, sides: Marginals, settings: Settings) -> tuple[Tensor
         return zero, 0
     if isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * COARSE:
         return _from_sample(scores, sides, settings), 0
+    if 2 * math.ceil(math.log(level, 4)) > settings.max_steps / 2:
+        return zero, 0
     g, steps = zero, 0
     while level > 1:
         g = alternate(scores.scaled(1 / level), sides.at_level(level), g, 2)
