@@ -98,7 +98,7 @@ class Attention(Conditioned):
         relation, v = self._relating(mu, queries), self._split(self.V(mu.atoms))
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            out = relation(x, t).apply(v)
+            out = relation(x, t).integrate(v)
             return self.W(out.transpose(-2, -3).flatten(-2))
 
         return answer

@@ -52,9 +52,31 @@ class Relation(ABC):
     def matrix(self) -> Float[Tensor, "*b m n"]:
         """The relation as a matrix, differentiable."""
 
-    @abstractmethod
     def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
-        """Integrate values, one per key, for every query; differentiable, no matrix formed."""
+        r"""Integrate values, one per key, for every query; differentiable, no matrix formed.
+
+        For conditionals and couplings it is $\int v(y)\,\pi(dy|x)$, the mean of the values that a
+        query is related to, as attention does; `coupling.matrix() @ values` is that times the
+        weights of the queries. For other affinities it is $\int v(y)\,\pi(x,dy)/\mu(dx)$, sums by
+        mass, per unit weight of the query.
+        """
+        check_floating("values", values, "(..., n, e)", 1)
+        n = self.shape[-1]
+        if values.ndim < 2 or values.shape[-2] != n:
+            hint = ""
+            if values.ndim == 1:
+                hint = " One number per key is `values[:, None]`."
+            elif values.shape[-2] == self.shape[-2] and not isinstance(self, Conditional):
+                hint = " Functions of the queries are integrated by its `transpose()`."
+            raise ValueError(
+                f"`values` must have one row per key, (..., {n}, e), got {tuple(values.shape)}."
+                + hint
+            )
+        return self.integrate(values.masked_fill((self.log_b == -torch.inf)[..., None], 0))
+
+    @abstractmethod
+    def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
+        """`apply` for values known to be good, finite where there is no mass."""
 
     @property
     def _bias(self) -> Tensor:
@@ -87,23 +109,6 @@ class Relation(ABC):
         *batch, m, n = self.shape
         many = f", batch {tuple(batch)}" if batch else ""
         return f"{type(self).__name__}({m} queries, {n} keys{many})"
-
-    def _average(self, values: Tensor) -> Tensor:
-        """Means of the values under the normalised rows."""
-        check_floating("values", values, "(..., n, e)", 1)
-        n = self.shape[-1]
-        if values.ndim < 2 or values.shape[-2] != n:
-            hint = ""
-            if values.ndim == 1:
-                hint = " One number per key is `values[:, None]`."
-            elif values.shape[-2] == self.shape[-2] and not isinstance(self, Conditional):
-                hint = " Functions of the queries are integrated by its `transpose()`."
-            raise ValueError(
-                f"`values` must have one row per key, (..., {n}, e), got {tuple(values.shape)}."
-                + hint
-            )
-        values = values.masked_fill((self.log_b == -torch.inf)[..., None], 0)
-        return self.scores.average(values, self._bias)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,9 +158,9 @@ class Conditional(Relation):
         r"""$\kappa(x_i,\{y_j\})$: rows sum to one."""
         return self._out((self.scores.matrix() + self._bias[..., None, :]).softmax(-1))
 
-    def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
-        r"""$\int v(y)\,\kappa(x,dy)$, as attention does."""
-        return self._average(values)
+    def integrate(self, values):
+        """Averages."""
+        return self.scores.average(values, self._bias)
 
     def entropy(self) -> Float[Tensor, "*b m"]:
         r"""The Shannon entropy of every row."""
@@ -352,12 +357,9 @@ class Coupling(_Joint):
         f, g = centre(self._f, self._g, Marginals(self.log_a, self.log_b, parts=self.parts))
         return self._out(f), self._out(g)
 
-    def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
-        r"""$\int v(y)\,\pi(dy|x)$: the mean of the values that a query is coupled with.
-
-        So `matrix() @ values` is `apply(values)` times the weights of the queries.
-        """
-        return self._average(values)
+    def integrate(self, values):
+        """Averages."""
+        return self.scores.average(values, self._bias)
 
     def transpose(self) -> Coupling:
         """The same coupling with keys asking."""
@@ -397,10 +399,10 @@ class Affinities(_Joint):
         """The sum of all masses."""
         return self.marginals()[0].sum(-1)
 
-    def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
-        r"""$\int v(y)\,\pi(x,dy)/\mu(dx)$: sums by mass, per unit weight of the query."""
+    def integrate(self, values):
+        """Averages times the mass of their rows."""
         density = (self._f + self.scores.over_keys(self._bias)).exp()
-        return density[..., None].to(values.dtype) * self._average(values)
+        return density[..., None].to(values.dtype) * self.scores.average(values, self._bias)
 
     def transpose(self) -> Affinities:
         """The same masses with keys asking."""
