@@ -708,6 +708,115 @@ def test_nan_is_said_at_once():
         pf.relate(q, mu.atoms, mu, mu, normaliser=pf.Sinkhorn())
 
 
+def outlier():
+    q, k = 0.3 * torch.randn(20, 2).float(), 0.3 * torch.randn(20, 2).float()
+    k[0, 0] += 11
+    return pf.relate(
+        q, k, pf.Measure(q), pf.Measure(k), affinity=pf.SquaredDistance(1.0),
+        normaliser=pf.Sinkhorn(),
+    )  # fmt: skip
+
+
+def deep_column(dtype, **options):
+    scores = torch.zeros(5, 5, dtype=dtype)
+    scores[:, 0] = -150 if dtype == torch.float32 else -900
+    mu = pf.Measure(torch.zeros(5, 1, dtype=dtype))
+    return pf.relate(scores, mu, mu, normaliser=pf.Sinkhorn(tol=1e-5, **options))
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        outlier,
+        lambda: deep_column(torch.float32),
+        lambda: deep_column(torch.float64, anneal=False),
+        lambda: deep_column(torch.float32, slack=1e3),
+    ],
+    ids=["outlier", "float32", "float64", "slack"],
+)
+def test_kernels_stored_too_far_away_are_stored_anew(solve):
+    """A key so far off that its column underflows in the kernel of the start."""
+    assert solve().residual < 1e-5 and solve().steps <= 30
+
+
+def test_awful_starts():
+    mu, nu = pair(30, 30)
+    ask = lambda start: pf.relate(
+        mu.atoms, nu.atoms, mu, nu, affinity=pf.SquaredDistance(0.3), normaliser=pf.Sinkhorn(),
+        start=start,
+    )  # fmt: skip
+    for start in (1e6 * torch.randn(30), torch.full((30,), 1e6), related(mu, nu, eps=0.03).g):
+        assert ask(start).converged
+    with pytest.raises(ValueError, match="`start` must be finite"):
+        ask(torch.full((30,), torch.nan))
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e4, 1e6])
+def test_certificates_of_scores_with_an_offset(offset):
+    """In float32 a common offset of the scores leaves potentials no digits: float64 is used."""
+    a, b = torch.rand(20), torch.rand(20)
+    mu, nu = (pf.Measure(torch.zeros(20, 1), w).to(torch.float32) for w in (a, b))
+    pi = pf.relate(torch.randn(20, 20).float() + offset, mu, nu, normaliser=pf.Sinkhorn())
+    p = pi.matrix().double()
+    assert pi.converged and (p.sum(-1) - a / a.sum()).abs().sum() < 1e-6
+    assert (p.sum(-2) - b / b.sum()).abs().sum() < 1e-6
+    far = pf.Measure(torch.randn(9, 2).float() + 1e4)
+    near = pf.Measure(1e-3 * torch.randn(9, 2).float())
+    kappa = pf.relate(far.atoms, near.atoms, far, near, affinity=pf.SquaredDistance(1.0))
+    assert float(kappa.joint(far).matrix().sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_masses_of_parts_agree_up_to_rounding():
+    """Float32 weights of a block mask, and of a causal one, have a coupling all the same."""
+    mask = torch.block_diag(torch.ones(4, 3), torch.ones(3, 2)).bool()
+    mu = pf.Measure(torch.randn(7, 2).float())
+    nu = pf.Measure(torch.randn(5, 2).float(), torch.tensor([4 / 3] * 3 + [1.5] * 2).float())
+    scores = torch.randn(7, 5).float()
+    assert pf.relate(scores, mu, nu, mask=mask, normaliser=pf.Sinkhorn()).converged
+    a = torch.rand(6).float()
+    mu, nu = (pf.Measure(torch.randn(6, 2).float(), w) for w in (a, 3.7 * a))
+    with pytest.warns(UserWarning, match="total support"):
+        pi = pf.relate(
+            torch.randn(6, 6).float(), mu, nu, mask=torch.ones(6, 6).tril().bool(),
+            normaliser=pf.Sinkhorn(),
+        )  # fmt: skip
+    assert pi.converged
+
+
+@pytest.mark.parametrize("weight", [-60.0, -300.0])
+def test_gradients_of_a_heavy_and_a_light_part(weight):
+    mask = torch.block_diag(torch.ones(6, 6), torch.ones(6, 6)).bool()
+    logs = torch.cat([torch.zeros(6), torch.full((6,), weight)])
+    mu, v = pf.Measure(torch.zeros(12, 1), log_weights=logs), torch.randn(12, 2)
+    scores = torch.randn(12, 12, requires_grad=True)
+    grads = [
+        torch.autograd.grad(
+            pf.relate(scores, mu, mu, mask=mask, normaliser=to).apply(v).square().sum(), scores
+        )[0]
+        for to in (TIGHT, pf.Sinkhorn(steps=500))
+    ]
+    assert torch.allclose(*grads, atol=1e-9)
+
+
+def test_functions_are_called_in_their_own_dtype():
+    linear = torch.nn.Linear(2, 4, bias=False).float()
+    mu = pf.Measure(torch.randn(6, 2).float())
+    function = lambda mu, nu, x, y: 900 * (linear(x) * linear(y)).sum(-1)
+    pi = pf.relate(function, mu, mu, normaliser=pf.Sinkhorn(tol=1e-5))
+    assert pi.converged and pi.scores.dtype == torch.float64
+
+
+def test_matrices_meet_batches():
+    mu = pf.Measure(torch.randn(3, 4, 2), torch.rand(3, 4))
+    pi = pf.relate(torch.randn(4, 4), mu, mu, normaliser=pf.Sinkhorn())
+    assert pi.shape == (3, 4, 4) and pi.converged.all()
+    heads = torch.rand(3, 2, 4, 4) * (torch.rand(3, 2, 4, 4) > 0.2) + torch.eye(4)
+    kappa = pf.Conditional.from_matrix(heads / heads.sum(-1, keepdim=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert kappa.project(mu, mu).converged.all()
+
+
 def test_annealing_counts_as_steps():
     mu, nu, eps = extreme(60, 1e-3, 0, even=True)
     for most in (2, 15, 30):

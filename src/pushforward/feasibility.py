@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Masses, relative to those around them, that may come from weights rounded to float32."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
@@ -33,7 +36,7 @@ def diagnose(
     allowed: Bool[Tensor, "*#b m n"], log_a: Float[Tensor, "*b m"], log_b: Float[Tensor, "*b n"]
 ) -> Pattern:
     """Support, total support and parts of a pattern, for normalised weights."""
-    batch = log_b.shape[:-1]
+    batch = torch.broadcast_shapes(allowed.shape[:-2], log_a.shape[:-1], log_b.shape[:-1])
     allowed = allowed.expand(*batch, *allowed.shape[-2:])
     a, b = (logs.detach().double().exp().expand(*batch, logs.shape[-1]) for logs in (log_a, log_b))
     fold = lambda t, axes: t.reshape(-1, *t.shape[-axes:]).cpu()
@@ -76,9 +79,9 @@ def _diagnose_one(allowed, a, b):
     cost = (~live).astype(float)
     plan = ot.emd(x / x.sum(), y / y.sum(), cost, numItermax=10_000_000)
     deficit = float((plan * cost).sum())
-    if deficit > 1e-9:
+    if deficit > ROUNDING:
         return deficit, idle, parts_a, parts_b
-    used = csr_array((plan > 1e-10 * np.minimum(x[:, None], y[None, :])) & live)
+    used = csr_array((plan > ROUNDING * np.minimum(x[:, None], y[None, :])) & live)
     graph = bmat([[None, csr_array(live)], [used.T, None]], format="csr")
     _, strong = connected_components(graph, connection="strong")
     idle[np.ix_(rows, columns)] = live & (strong[: len(x), None] != strong[None, len(x) :])

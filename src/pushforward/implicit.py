@@ -15,12 +15,13 @@ the rest, whatever $\theta$ is, and nothing of the iteration is kept.
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .scores import Kernel, Scores
-from .sinkhorn import CYCLE, Marginals, by_part, charge, stored
+from .sinkhorn import CYCLE, Marginals, charge, stored
 
 MAX_STEPS = 2000
 """Products after which conjugate gradients give up, with a warning."""
@@ -69,35 +70,36 @@ def _adjoint(
     b = (over_keys + scores.over_queries(over_queries)).exp().nan_to_num(0)
     live = b > 0
     target = torch.where(live, up / torch.where(live, b, 1), 0)
-    y = _conjugate_gradients(lambda y: y - tau * columns(rows(y)), target, b, _gauge(sides, b))
+    total = _totals(sides)
+    gauge = lambda y: y
+    if sides.balanced:  # remove the constants, one per part, that no relation can see
+        mass = total(b)
+        gauge = lambda y: y - total(b * y) / torch.where(mass > 0, mass, 1)
+    y = _conjugate_gradients(lambda y: y - tau * columns(rows(y)), target, b, gauge, total)
     a = (over_queries + scores.over_keys(over_keys)).exp().nan_to_num(0)
     return tau * a * rows(y), -sides.damping[1] * b * y
 
 
-def _gauge(sides: Marginals, b: Tensor):
-    """Remove the constants, one per part, that no relation can see."""
-    if not sides.balanced:
-        return lambda y: y
-    logs = b.log()
+def _totals(sides: Marginals) -> Callable[[Tensor], Tensor]:
+    """Sums over the keys of every connected part, told to all of them: each is a system apart."""
     if sides.parts is None:
-        return lambda y: y - (b * y).sum(-1, keepdim=True) / b.sum(-1, keepdim=True)
+        return lambda x: x.sum(-1, keepdim=True)
     parts = sides.parts[1]
-    mass = by_part(torch.ones_like(b), logs, parts)
 
-    def remove(y):
-        means = by_part(y, logs, parts) / torch.where(mass > 0, mass, 1)
-        return y - means.gather(-1, parts.expand(y.shape))
+    def total(x: Tensor) -> Tensor:
+        index = parts.expand(x.shape)
+        return torch.zeros_like(x).scatter_add(-1, index, x).gather(-1, index)
 
-    return remove
+    return total
 
 
-def _conjugate_gradients(product, target: Tensor, weights: Tensor, gauge) -> Tensor:
-    """Solve a symmetric system in the norm of `weights`, each batch element for itself.
+def _conjugate_gradients(product, target: Tensor, weights: Tensor, gauge, total) -> Tensor:
+    """Solve a symmetric system in the norm of `weights`, each batch element and part for itself.
 
-    An element that is solved rests: past that point there is only rounding to follow.
+    One that is solved rests: past that point there is only rounding to follow.
     """
     tol = 1e-12 if target.dtype == torch.float64 else 1e-6
-    dot = lambda u, v: (weights * u * v).sum(-1, keepdim=True)
+    dot = lambda u, v: total(weights * u * v)
     ratio = lambda u, v: torch.where(v > 0, u / torch.where(v > 0, v, 1), 0)
     rest = gauge(target)
     y, way = torch.zeros_like(rest), rest

@@ -22,7 +22,7 @@ from ._checks import check_number, holds
 from .feasibility import diagnose
 from .implicit import differentiable
 from .scores import DenseScores, MappedScores, PointScores, Scores
-from .sinkhorn import Marginals, Settings, alternate, charge, solve
+from .sinkhorn import Marginals, Settings, alternate, charge, rebalanced, solve
 
 TOL = 1e-6
 """The marginal error `Sinkhorn()` goes for, and below which a relation counts as a coupling."""
@@ -37,12 +37,14 @@ class Found:
         steps: iterations it took.
         parts: connected parts of the pattern of allowed pairs, None for one.
         scores: those to use from now on, where they changed: other dtype, fewer pairs.
+        log_b: the log-weights of the keys to use from now on, where rounding had to be mended.
     """
 
     g: Float[Tensor, "*#b n"] | None = None
     steps: int = 0
     parts: tuple[Int[Tensor, "*#b m"], Int[Tensor, "*#b n"]] | None = None
     scores: Scores | None = None
+    log_b: Float[Tensor, "*#b n"] | None = None
 
 
 class Normaliser(ABC):
@@ -172,14 +174,13 @@ class Sinkhorn(Normaliser):
             g = torch.zeros_like(log_b) if start is None else start
             return Found(alternate(scores, sides, g, self.steps), self.steps)
         with torch.no_grad():
-            spread = float(scores.spread())
-        if not spread < math.inf:
+            size = float(scores.size())
+        if not size < math.inf:
             raise ValueError(
                 "Scores must be finite, or -inf where a pair is forbidden, got NaN or inf from "
                 "queries and keys. Look for what made them so upstream."
             )
-        floor = FLOOR * max(spread, 100.0)
-        if self.goal < floor and scores.dtype == torch.float32:
+        if scores.dtype == torch.float32 and self.goal < floor(size):
             scores = scores.to(torch.float64)
             # Normalised in float32, masses are off by 1e-7 and no coupling of them exists.
             log_a, log_b = (t.double().log_softmax(-1) for t in (log_a, log_b))
@@ -193,7 +194,7 @@ class Sinkhorn(Normaliser):
         if not worst <= self.goal:
             self._complain(worst, end.steps, scores)
         g = differentiable(scores, sides, end.g)
-        return Found(g, end.steps, sides.parts, scores)
+        return Found(g, end.steps, sides.parts, scores, sides.log_b)
 
     def density(self, scores, log_b, found):
         """With slack, $f$ is damped; without, rows are normalised."""
@@ -208,13 +209,14 @@ class Sinkhorn(Normaliser):
             hint = "Use `accelerate=True`, or raise `max_steps`, `tol` or the temperature"
         warnings.warn(
             f"Sinkhorn stopped after {steps} steps with a marginal error of {residual:.1e}, above "
-            f"tol={self.goal:g}; scores range over {float(scores.spread()):.0f} units. {hint}.",
+            f"tol={self.goal:g}; scores are of size {float(scores.size()):.0f}. {hint}.",
             stacklevel=2,
         )
 
 
-FLOOR = 1e-8
-"""Marginal error in float32 per unit of the range of the scores."""
+def floor(size: float) -> float:
+    """The marginal error that rounding leaves in float32, for scores of that size."""
+    return 1e-8 * max(2 * size, 100.0)
 
 
 def _feasible(scores: Scores, sides: Marginals) -> tuple[Scores, Marginals]:
@@ -245,7 +247,8 @@ def _feasible(scores: Scores, sides: Marginals) -> tuple[Scores, Marginals]:
             stacklevel=3,
         )
         scores = scores.forbidding(pattern.idle)
-    return scores, replace(sides, parts=pattern.parts)
+    sides = replace(sides, parts=pattern.parts)
+    return scores, replace(sides, log_b=rebalanced(sides))
 
 
 def _mirrored(scores: Scores, sides: Marginals) -> bool:
@@ -351,7 +354,11 @@ def _least_cost(cost, a, b):
     """By assignment where atoms are equal, by a transport problem elsewhere."""
     import numpy as np
 
-    if len(a) == len(b) and np.allclose(a, 1 / len(a), rtol=1e-6) and np.allclose(a, b, rtol=1e-6):
+    if (
+        len(a) == len(b)
+        and np.allclose(a, 1 / len(a), rtol=1e-6, atol=0)
+        and np.allclose(a, b, 1e-6, 0)
+    ):
         from scipy.optimize import linear_sum_assignment
 
         plan = np.zeros_like(cost)

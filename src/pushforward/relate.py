@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,7 @@ from ._checks import check_broadcast, check_floating, check_kind, check_shape, c
 from .affinities import Affinity, Dot, scores as score_points
 from .measures import Measure
 from .normalisers import Normaliser, Sinkhorn, Softmax
-from .relations import Affinities, Coupling, Relation, build
+from .relations import Affinities, Coupling, Relation, aligned_weights, build
 from .scores import CalledScores, DenseScores, Scores
 
 Encoder = Callable[[Measure, Tensor], Tensor]
@@ -140,7 +141,10 @@ def _normalise(scores: Scores, mu, nu, normaliser, mask, start) -> Relation:
             )
         check_shape("mask", mask, (*mask.shape[:-2], *scores.shape[-2:]), "One per pair.")
         scores = DenseScores(scores.matrix(), scores.unit).forbidding(~mask)
-    log_a, log_b = (_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
+    if isinstance(scores, DenseScores) and len(mu.batch_shape) > scores.values.ndim - 2:
+        batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
+        scores = replace(scores, values=scores.values.expand(*batch, *scores.shape[-2:]))
+    log_a, log_b = (aligned_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
     _check_partners(scores, log_a, log_b, normaliser.two_sided)
     if isinstance(start, Coupling | Affinities):
         start = start.g
@@ -148,16 +152,10 @@ def _normalise(scores: Scores, mu, nu, normaliser, mask, start) -> Relation:
         raise ValueError(f"Only Sinkhorn has a `start`, got {type(normaliser).__name__}.")
     if start is not None:
         check_shape("start", start, log_b.shape, "It is a potential on the keys.")
+        if not holds((start.isfinite() | (log_b == -torch.inf)).all()):
+            raise ValueError("`start` must be finite, got NaN or inf. Start from nothing: None.")
     found = normaliser.find(scores, log_a, log_b, None if start is None else start.detach())
     return build(normaliser, scores, log_a, log_b, found)
-
-
-def _weights(name: str, mu: Measure, scores: Scores) -> Tensor:
-    """Normalised log-weights, for every relation of a batch: heads come after the measures."""
-    batch, logs = scores.shape[:-2], mu.log_weights
-    logs = logs.reshape(*mu.batch_shape, *(1,) * (len(batch) - len(mu.batch_shape)), mu.n)
-    check_broadcast(f"`{name}` and the scores", logs.shape[:-1], batch)
-    return logs.to(scores.dtype).log_softmax(-1).expand(*batch, mu.n)
 
 
 def _check_partners(scores: Scores, log_a: Tensor, log_b: Tensor, both: bool) -> None:

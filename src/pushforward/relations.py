@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ._checks import check_floating, check_kind, check_sizes, check_sums, holds
+from ._checks import check_broadcast, check_floating, check_kind, check_sizes, check_sums, holds
 from ._precision import widen
 from .measures import Measure
-from .normalisers import TOL, Found, Normaliser, Sinkhorn
-from .scores import DenseScores, Scores
+from .normalisers import TOL, Found, Normaliser, Sinkhorn, floor
+from .scores import DenseScores, Scores, softmax
 from .sinkhorn import Marginals, centre, charge, integral
 
 Mass = Float[Tensor, "*b"]
@@ -156,7 +156,7 @@ class Conditional(Relation):
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         r"""$\kappa(x_i,\{y_j\})$: rows sum to one."""
-        return self._out((self.scores.matrix() + self._bias[..., None, :]).softmax(-1))
+        return self._out(softmax(self.scores.matrix() + self._bias[..., None, :]))
 
     def integrate(self, values):
         """Averages."""
@@ -177,7 +177,7 @@ class Conditional(Relation):
         bias = self._bias[..., None, :]
         with torch.no_grad():
             parts = [
-                _draw((self.scores.tile(i) + bias).softmax(-1), count, generator)
+                _draw(softmax(self.scores.tile(i) + bias), count, generator)
                 for i in self.scores.cuts()
             ]
         return torch.cat(parts, -2)
@@ -189,10 +189,16 @@ class Conditional(Relation):
             mu: the measure of the queries.
         """
         log_a = self._weights_of("mu", mu, self.shape[-2])
-        f = -self.scores.over_keys(self._bias)
-        reached = self._bias + self.scores.over_queries(charge(log_a, f))
-        g = (self._bias - reached).masked_fill(reached == -torch.inf, 0)
-        return Coupling(self.scores, reached, g, log_a, f, dtype=self.dtype)
+        scores, dtype = self.scores, self.scores.dtype if self.dtype is None else self.dtype
+        with torch.no_grad():
+            narrow = scores.dtype == torch.float32 and TOL < floor(float(scores.size()))
+        bias = self._bias
+        if narrow:  # potentials of such size would not leave float32 any digits for the masses
+            scores, bias, log_a = scores.to(torch.float64), bias.double(), log_a.double()
+        f = -scores.over_keys(bias)
+        reached = bias + scores.over_queries(charge(log_a, f))
+        g = (bias - reached).masked_fill(reached == -torch.inf, 0)
+        return Coupling(scores, reached, g, log_a, f, dtype=dtype)
 
     def project(
         self,
@@ -224,8 +230,7 @@ class Conditional(Relation):
         check_kind(name, mu, Measure, "Points become one with `pf.Measure(points)`.")
         if mu.n != count:
             raise ValueError(f"`{name}` must have {count} atoms, as the relation has, got {mu.n}.")
-        logs = mu.log_weights.to(self.log_b.dtype).log_softmax(-1)
-        return logs[..., None, :] if logs.ndim < len(self.shape) - 1 else logs  # heads
+        return aligned_weights(name, mu, self.scores)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -261,8 +266,11 @@ class _Joint(Relation, ABC):
 
     def marginals(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         """Masses of the rows and of the columns, as they are."""
-        columns = self._bias + self.scores.over_queries(charge(self.log_a, self._f))
-        return self._out(self._row_mass()), self._out(columns.exp())
+        seen = self.scores.over_keys(self._bias)
+        over_queries = charge(self.log_a, -seen if self.f is None else self.f)
+        columns = self._bias + self.scores.over_queries(over_queries)
+        rows = torch.where(self.log_a == -torch.inf, self.log_a, over_queries + seen)
+        return self._out(rows.exp()), self._out(columns.exp())
 
     def cost(self) -> Mass:
         r"""$\int c\,d\pi$, with $c=-A$ for a dot product, $|q-k|^2$ for a squared distance."""
@@ -288,7 +296,8 @@ class _Joint(Relation, ABC):
                 some, back = rows[at].unique(return_inverse=True)
                 tile = self.scores.tile(some).expand(*self.shape[:-2], len(some), self.shape[-1])
                 p = (tile[at] + bias.expand(*self.shape[:-2], self.shape[-1])[at]).softmax(-1)
-                keys[at] = torch.multinomial(p[back], 1, generator=generator)[:, 0]
+                parts = back.split(max(1, (1 << 22) // p.shape[-1]))
+                keys[at] = torch.cat([_draw(p[part], 1, generator)[:, 0] for part in parts])
         return rows, keys
 
     def _row_mass(self) -> Tensor:
@@ -354,7 +363,9 @@ class Coupling(_Joint):
     @property
     def potentials(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         r"""$(f,g)$ in the gauge $\int f\,d\mu=\int g\,d\nu$, on every connected part."""
-        f, g = centre(self._f, self._g, Marginals(self.log_a, self.log_b, parts=self.parts))
+        alive = lambda p, logs: p.masked_fill((logs == -torch.inf) & p.isinf(), 0)
+        f, g = alive(self._f, self.log_a), alive(self._g, self.log_b)
+        f, g = centre(f, g, Marginals(self.log_a, self.log_b, parts=self.parts))
         return self._out(f), self._out(g)
 
     def integrate(self, values):
@@ -401,7 +412,7 @@ class Affinities(_Joint):
 
     def integrate(self, values):
         """Averages times the mass of their rows."""
-        density = (self._f + self.scores.over_keys(self._bias)).exp()
+        density = (self._f + self.scores.over_keys(self._bias)).exp().nan_to_num(0)
         return density[..., None].to(values.dtype) * self.scores.average(values, self._bias)
 
     def transpose(self) -> Affinities:
@@ -429,6 +440,14 @@ class Affinities(_Joint):
             )
 
 
+def aligned_weights(name: str, mu: Measure, scores: Scores) -> Tensor:
+    """Normalised log-weights, for every relation of a batch: heads come after the measures."""
+    batch, more = scores.shape[:-2], len(scores.shape) - 2 - len(mu.batch_shape)
+    logs = mu.log_weights.reshape(*mu.batch_shape, *(1,) * more, mu.n)
+    check_broadcast(f"`{name}` and the scores", logs.shape[:-1], batch)
+    return logs.to(scores.dtype).log_softmax(-1).expand(*batch, mu.n)
+
+
 def build(
     normaliser: Normaliser, scores: Scores, log_a: Tensor | None, log_b: Tensor, found: Found
 ) -> Relation:
@@ -441,12 +460,16 @@ def build(
     dtype = scores.dtype
     if found.scores is not None:
         scores = found.scores
+    if found.log_b is not None:
+        log_b = found.log_b
     if found.g is not None and found.g.dtype != scores.dtype:
         scores = scores.to(found.g.dtype)
     if log_a is None:
         log_a = log_b.new_zeros(()).expand(scores.shape[:-1])
     if log_b.dtype != scores.dtype:
-        log_a, log_b = (t.to(scores.dtype).log_softmax(-1) for t in (log_a, log_b))
+        log_b = log_b.to(scores.dtype).log_softmax(-1)
+    if log_a.dtype != scores.dtype:
+        log_a = log_a.to(scores.dtype).log_softmax(-1)
     scores, f = normaliser.density(scores, log_b, found)
     if normaliser.keeps == "both":
         goal = getattr(normaliser, "goal", TOL)
@@ -485,5 +508,7 @@ def _ratio(masses: Tensor, reference: Tensor) -> Tensor:
 
 def _draw(p: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """Indices drawn with replacement from the last axis."""
-    flat = torch.multinomial(p.reshape(-1, p.shape[-1]), count, True, generator=generator)
+    flat = p.reshape(-1, p.shape[-1])
+    flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, 1)  # a query that sees nothing
+    flat = torch.multinomial(flat, count, True, generator=generator)
     return flat.reshape(*p.shape[:-1], count)

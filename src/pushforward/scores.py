@@ -133,8 +133,8 @@ class Scores(Kernel, ABC):
         """Some elements of the batch."""
 
     @abstractmethod
-    def spread(self) -> Tensor:
-        """A bound on the range of the finite scores, one number for the whole batch."""
+    def size(self) -> Tensor:
+        """A bound on the finite scores, one number for the whole batch; NaN if there is one."""
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         """All scores."""
@@ -256,10 +256,12 @@ class PointScores(Scores):
             free(self.queries), free(self.keys), self.scale, self.unit, self.impl, self.times
         )
 
-    def spread(self):
-        r"""$2s\max|q|\max|k|$ and the ranges of the shifts, which a bias takes up anyway."""
-        size = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
-        return 2 * abs(self.scale) * size(self.queries) * size(self.keys)
+    def size(self):
+        r"""$s\max|q|\max|k|+\max|c|+\max|c|$."""
+        longest = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
+        shift = lambda p: 0 if p.shift is None else p.shift.detach().abs().amax()
+        dots = abs(self.scale) * longest(self.queries) * longest(self.keys)
+        return dots + shift(self.queries) + shift(self.keys)
 
     def at(self, index):
         """Points, shifts and times of some elements."""
@@ -288,7 +290,7 @@ class TileScores(Scores, ABC):
         """Row by row; 0 where nothing is seen."""
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
-        means = self._rows(lambda rows: _softmax(self.tile(rows) + bias) @ v.to(self.dtype))
+        means = self._rows(lambda rows: softmax(self.tile(rows) + bias) @ v.to(self.dtype))
         return means.to(v.dtype)
 
     def mean(self, bias):
@@ -309,19 +311,17 @@ class TileScores(Scores, ABC):
         def part(rows):
             scores, what = self.tile(rows), tile(rows)
             finite = what.masked_fill(what.isinf(), 0)
-            return (_softmax(scores + bias) * finite).sum(-1)
+            return (softmax(scores + bias) * finite).sum(-1)
 
         return self._rows(part)
 
-    def spread(self):
+    def size(self):
         """Found by looking at all."""
-        low, high = [], []
         with torch.no_grad():
-            for rows in self.cuts():
-                tile = self.tile(rows)
-                high.append(tile.amax())
-                low.append(tile.masked_fill(tile == -torch.inf, torch.inf).amin())
-        return torch.stack(high).amax() - torch.stack(low).amin()
+            tiles = (self.tile(rows) for rows in self.cuts())
+            return torch.stack(
+                [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
+            ).amax()
 
     def _rows(self, part: Callable[[slice], Tensor]) -> Tensor:
         """Concatenate what `part` makes of slices of the rows."""
@@ -413,6 +413,9 @@ class CalledScores(TileScores):
         y: the points on the side of the keys.
         factor: of all scores.
         swapped: whether `y` is the function's first argument.
+        unit: what a unit of score costs.
+        cast: the dtype of the scores, that of the points by default; the function is called with
+            the points as they are, whatever parameters it holds.
     """
 
     function: PairFunction
@@ -421,6 +424,7 @@ class CalledScores(TileScores):
     factor: float = 1.0
     swapped: bool = False
     unit: float = 1.0
+    cast: torch.dtype | None = None
 
     @property
     def shape(self):
@@ -431,7 +435,7 @@ class CalledScores(TileScores):
     @property
     def dtype(self):
         """Never half precision."""
-        return wide(self.x.dtype)
+        return wide(self.x.dtype) if self.cast is None else self.cast
 
     @property
     def device(self):
@@ -441,9 +445,7 @@ class CalledScores(TileScores):
     @property
     def T(self):
         """The two sides exchanged."""
-        return CalledScores(
-            self.function, self.y, self.x, self.factor, not self.swapped, self.unit
-        )
+        return replace(self, x=self.y, y=self.x, swapped=not self.swapped)
 
     def tile(self, rows):
         """Call the function."""
@@ -451,12 +453,12 @@ class CalledScores(TileScores):
         if self.swapped:
             x, y = y.transpose(-2, -3), x.transpose(-2, -3)
         values = self.function(x, y)
-        expected = (x.shape[-3], y.shape[-2])
-        if not isinstance(values, Tensor) or values.shape[-2:] != expected:
+        expected = torch.Size((*self.shape[:-2], x.shape[-3], y.shape[-2]))
+        if not isinstance(values, Tensor) or values.shape != expected:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
-                f"An affinity must give one number per pair, here (..., {expected[0]}, "
-                f"{expected[1]}), got {got}. It is called with points of shapes {tuple(x.shape)} "
+                f"An affinity must give one number per pair, here {tuple(expected)}, got {got}. "
+                f"It is called with points of shapes {tuple(x.shape)} "
                 f"and {tuple(y.shape)}: let them broadcast and sum over the last axis."
             )
         values = values.mT if self.swapped else values
@@ -468,16 +470,11 @@ class CalledScores(TileScores):
 
     def scaled(self, factor):
         """The function's values multiplied."""
-        return CalledScores(
-            self.function, self.x, self.y, factor * self.factor, self.swapped, self.unit / factor
-        )
+        return replace(self, factor=factor * self.factor, unit=self.unit / factor)
 
     def to(self, dtype):
-        """The function called with points of another dtype."""
-        return CalledScores(
-            self.function, self.x.to(dtype), self.y.to(dtype),
-            self.factor, self.swapped, self.unit,
-        )  # fmt: skip
+        """The function's values converted."""
+        return replace(self, cast=dtype)
 
     def at(self, index):
         """Some of the matrices, formed: the function knows the whole batch."""
@@ -485,10 +482,8 @@ class CalledScores(TileScores):
 
     def detach(self):
         """Points and values detached."""
-        return CalledScores(
-            lambda x, y: self.function(x, y).detach(), self.x.detach(), self.y.detach(),
-            self.factor, self.swapped, self.unit,
-        )  # fmt: skip
+        held = lambda x, y: self.function(x, y).detach()
+        return replace(self, function=held, x=self.x.detach(), y=self.y.detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -627,7 +622,7 @@ def _logsumexp(scores: Tensor) -> Tensor:
     return scores.masked_fill(empty[..., None], 0).logsumexp(-1).masked_fill(empty, -torch.inf)
 
 
-def _softmax(scores: Tensor) -> Tensor:
+def softmax(scores: Tensor) -> Tensor:
     """Zero, without gradient, where all scores are minus infinity."""
     empty = (scores == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)

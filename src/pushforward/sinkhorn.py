@@ -159,6 +159,8 @@ def solve(
     """
     g, steps = (start, 0) if start is not None else _start(scores, sides, settings)
     g = g.to(scores.dtype).expand(*scores.shape[:-2], scores.shape[-1])
+    if sides.balanced and not sides.symmetric:  # a large constant would cost the others digits
+        g = g - integral(g, sides.log_b)[..., None]
     store, best = _Store(scores, sides, settings.tol), None
     while True:
         count = max(1, min(CYCLE, settings.max_steps - steps))
@@ -276,8 +278,11 @@ def _mix(moves: list[Tensor], turns: list[Tensor], residue: Tensor, weights: Ten
 
 def stored(scores: Scores, sides: Marginals, f: Tensor, g: Tensor) -> Kernel:
     """The kernel at given potentials, in memory if it fits."""
-    fits = _fits(scores, scores.dtype)
-    return _absorbed(scores, sides, f, g, scores.dtype) if fits else scores
+    if not _fits(scores, scores.dtype):
+        return scores
+    kernel = _absorbed(scores, sides, f, g, scores.dtype)
+    # The density of a tiny part of the mass may overflow.
+    return kernel if bool(kernel.matrix.isfinite().all()) else scores
 
 
 def _absorbed(
@@ -314,10 +319,11 @@ class _Store:
         """Whether a point is within reach; if not, the kernel is dropped."""
         if self.kernel is None:
             return True
-        far = torch.maximum(
+        far = torch.stack([
             _farthest(point.f, self.kernel.f, self.sides.log_a),
             _farthest(point.g, self.kernel.g, self.sides.log_b),
-        )
+            _farthest(point.image, self.kernel.g, self.sides.log_b),
+        ]).amax()  # fmt: skip
         if bool(far <= REACH[self.kernel.matrix.dtype]):  # not so for NaN either
             return True
         self.kernel = None
@@ -339,8 +345,8 @@ def _start(scores: Scores, sides: Marginals, settings: Settings) -> tuple[Tensor
     zero = torch.zeros_like(sides.log_b)
     if not settings.anneal:
         return zero, 0
-    level = float(scores.spread())
-    if not 256 < level < math.inf:
+    level = 2 * float(scores.size())
+    if not 512 < level < math.inf:
         return zero, 0
     if isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * COARSE:
         return _from_sample(scores, sides, settings), 0
@@ -398,6 +404,20 @@ def centre(f: Tensor, g: Tensor, sides: Marginals) -> tuple[Tensor, Tensor]:
     mass = by_part(torch.ones_like(f), sides.log_a, rows)
     shift = excess / (2 * torch.where(mass > 0, mass, 1))
     return f - shift.gather(-1, rows), g + shift.gather(-1, columns)
+
+
+def rebalanced(sides: Marginals) -> Tensor:
+    """Log-weights of the keys such that every part has one mass on both sides.
+
+    On a pattern of allowed pairs only such marginals have a coupling, and rounding breaks it.
+    """
+    assert sides.parts is not None
+    rows, columns = sides.parts
+    one = lambda logs: torch.ones_like(logs)
+    here = by_part(one(sides.log_a), sides.log_a, rows)
+    there = by_part(one(sides.log_b), sides.log_b, columns)
+    ratio = torch.where(there > 0, here / torch.where(there > 0, there, 1), 1)
+    return sides.log_b + ratio.gather(-1, columns.expand(sides.log_b.shape)).log()
 
 
 def by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
