@@ -41,6 +41,10 @@ from .rules import (
     SoftNearest as SoftNearest,
 )
 from .sequences import from_sequence_model as from_sequence_model
+from .stochastic import (
+    DoublyStochastic as DoublyStochastic,
+    doubly_stochastic as doubly_stochastic,
+)
 from .transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer
 from .universal import (
     Hats as Hats,
