@@ -105,13 +105,11 @@ class _Scaling(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, tol: float, max_steps: int):
-        """Scale chunk by chunk, and keep the matrices for the gradient."""
-        results = [_scale(chunk, tol, max_steps) for chunk in _chunks(logits)]
-        *tensors, steps = zip(*results, strict=True)
-        matrix, residual, converged = (t[0] if len(t) == 1 else torch.cat(t) for t in tensors)
+        """Scale, and keep the matrices for the gradient."""
+        matrix, residual, converged, steps = _scale(logits, tol, max_steps)
         ctx.save_for_backward(matrix)
         ctx.mark_non_differentiable(residual, converged)
-        return matrix, residual, converged, max(steps)
+        return matrix, residual, converged, steps
 
     @staticmethod
     def backward(ctx, grad: Tensor, *_):
@@ -152,8 +150,9 @@ def _pull_back(matrix: Tensor, grad: Tensor) -> Tensor:
 
 def _scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor, int]:
     """Matrices, residuals, whether converged, and steps, for a batch with one axis."""
-    P = _start(_arrange(logits))
-    matrix, residual, steps = _newton(P, tol / 2, min(QUICK, max_steps))
+    quick = lambda chunk: _newton(_start(_arrange(chunk)), tol / 2, min(QUICK, max_steps))
+    matrices, residuals, counts = zip(*map(quick, _chunks(logits)), strict=True)
+    matrix, residual, steps = torch.cat(matrices), torch.cat(residuals), max(counts)
     left = (residual > tol).nonzero()[:, 0]
     if len(left) and max_steps > QUICK:
         better, found, more = _anneal(logits[left].double(), tol / 2, max_steps - steps)

@@ -1,0 +1,72 @@
+"""A kernel in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .interface import Kernel, Scores
+
+
+class StoredKernel(Kernel):
+    r"""The matrix $e^{A_{ij}+f_i+g_j}$ in memory: integrals become products with it.
+
+    Near the potentials of a coupling it is its density, neither large nor small where there is
+    mass, and an integral costs a pass over memory instead of an exponential per pair. Results are
+    those of the scores themselves as long as biases stay near $g$, those of the other side near
+    $f$. No gradients.
+
+    Args:
+        matrix: $e^{A+f+g}$.
+        f: the potential on the queries.
+        g: the potential on the keys.
+    """
+
+    def __init__(self, matrix: Tensor, f: Tensor, g: Tensor):
+        self.matrix, self.f, self.g = matrix, f, g
+
+    @classmethod
+    def absorb(cls, scores: Scores, f: Tensor, g: Tensor, dtype: torch.dtype) -> StoredKernel:
+        """Exponentiate scores and potentials, minus infinity for none, tile by tile."""
+        matrix = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+        for rows in scores.cuts():
+            tile = (scores.tile(rows) + f[..., rows, None]).add_(g[..., None, :])
+            matrix[..., rows, :] = tile.exp_()
+        return cls(matrix, *(p.masked_fill(p == -torch.inf, 0) for p in (f, g)))
+
+    @property
+    def T(self):
+        """Transposed."""
+        return StoredKernel(self.matrix.mT, self.g, self.f)
+
+    def over_keys(self, bias):
+        """One product."""
+        weights, top = self._weights(bias)
+        return self._times(weights).log() + top - self.f
+
+    def average(self, v, bias):
+        """A product for each column; 0 where nothing is seen."""
+        weights, _ = self._weights(bias)
+        mass = self._times(weights)
+        total = torch.stack([self._times(weights * column) for column in v.unbind(-1)], -1)
+        return torch.where(mass > 0, 1 / torch.where(mass > 0, mass, 1), 0)[..., None] * total
+
+    def _weights(self, bias: Tensor) -> tuple[Tensor, Tensor]:
+        bias = bias - self.g
+        top = bias.amax(-1, keepdim=True)
+        return (bias - top).exp(), top
+
+    def _times(self, x: Tensor) -> Tensor:
+        """The product with a vector.
+
+        In float32 it is summed in pieces: in one go, thousands of positive terms on a CPU lose
+        10^-6 of their sum, always downwards.
+        """
+        matrix, y = self.matrix, x.to(self.matrix.dtype)
+        if matrix.ndim > 2:
+            return (matrix @ y[..., None])[..., 0].to(x.dtype)
+        if matrix.dtype == torch.float64 or matrix.device.type != "cpu":
+            return torch.mv(matrix, y).to(x.dtype)
+        piece = 1024 if matrix.stride(-1) == 1 else 256
+        cuts = [slice(i, i + piece) for i in range(0, len(y), piece)]
+        return torch.stack([torch.mv(matrix[:, c], y[c]).to(x.dtype) for c in cuts]).sum(0)
