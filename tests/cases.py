@@ -31,6 +31,10 @@ ATTENTIVE = {
     "squared distance, sinkhorn": lambda impl: attention(
         impl, affinity=pf.SquaredDistance(1.5), normaliser=pf.Sinkhorn(steps=4)
     ),
+    "sinkhorn to a tolerance": lambda impl: attention(impl, normaliser=pf.Sinkhorn(tol=1e-14)),
+    "unbalanced": lambda impl: attention(impl, normaliser=pf.Sinkhorn(tol=1e-14, slack=0.5)),
+    "dual softmax": lambda impl: attention(impl, normaliser=pf.DualSoftmax()),
+    "sigmoid": lambda impl: attention(impl, normaliser=pf.Sigmoid(bias=0.5)),
     "causal": lambda impl: attention(impl, mask=pf.Causal()),
     "residual": lambda impl: pf.Residual(attention(impl), step=0.7),
     "composition": lambda impl: attention(impl) @ pf.MLP(2, 6, skip=True) @ attention(impl),
