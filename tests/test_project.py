@@ -18,10 +18,10 @@ feasibility measures distances normalisers relations maps sequences layers atten
 relate stochastic realise heads rules universal pictures""".split()
 
 
-def run(code, **environment):
+def run(code, *arguments, **environment):
     """Run code in a fresh interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT,
         env={**os.environ, **environment}, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -109,14 +109,23 @@ def test_examples(example, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read on Linux")
-def test_memory_is_linear(record_property):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("average", "log_integral", "causal_average"),
+        ("sinkhorn_steps",),
+        ("sinkhorn_implicit", "1024", "4096", "16384"),  # forty reductions in its gradient
+    ],
+    ids=["reductions", "steps", "implicit"],
+)
+def test_memory_is_linear(arguments, record_property):
     """Forward and backward at 2k, 8k, 32k atoms: peak memory at most proportional to n.
 
     A dense 32k x 32k matrix in float32 takes 4.3 GB; the streamed peak is below 100 MB.
     """
     code = (ROOT / "benchmarks" / "memory.py").read_text()
     peaks = {}
-    for line in run(code).splitlines():
+    for line in run(code, *arguments, OMP_NUM_THREADS="1").splitlines():
         op, n, megabytes = line.split()
         peaks.setdefault(op, []).append(float(megabytes))
     for op, (small, middle, large) in peaks.items():
