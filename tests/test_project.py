@@ -18,11 +18,15 @@ feasibility measures distances normalisers relations maps sequences layers atten
 relate stochastic realise heads rules universal pictures""".split()
 
 
+ONE_CORE = {"OMP_NUM_THREADS": "1"}
+"""Tests run side by side, and threads that wait for each other's cores take ten times as long."""
+
+
 def run(code, *arguments, **environment):
     """Run code in a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT,
-        env={**os.environ, **environment}, timeout=600,
+        env={**os.environ, **ONE_CORE, **environment}, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -102,7 +106,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def test_examples(example, tmp_path):
     done = subprocess.run(
         [sys.executable, str(example)], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "MPLBACKEND": "Agg"}, timeout=300,
+        env={**os.environ, **ONE_CORE, "MPLBACKEND": "Agg"}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -125,7 +129,7 @@ def test_memory_is_linear(arguments, record_property):
     """
     code = (ROOT / "benchmarks" / "memory.py").read_text()
     peaks = {}
-    for line in run(code, *arguments, OMP_NUM_THREADS="1").splitlines():
+    for line in run(code, *arguments).splitlines():
         op, n, megabytes = line.split()
         peaks.setdefault(op, []).append(float(megabytes))
     for op, (small, middle, large) in peaks.items():

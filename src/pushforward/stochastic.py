@@ -153,7 +153,8 @@ def _scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, 
     quick = lambda chunk: _newton(_start(_arrange(chunk)), tol / 2, min(QUICK, max_steps))
     matrices, residuals, counts = zip(*map(quick, _chunks(logits)), strict=True)
     matrix, residual, steps = torch.cat(matrices), torch.cat(residuals), max(counts)
-    left = (residual > tol).nonzero()[:, 0]
+    # Not up to the tolerance: whoever adds the entries in another order rounds differently.
+    left = (residual > 0.7 * tol).nonzero()[:, 0]
     if len(left) and max_steps > QUICK:
         better, found, more = _anneal(logits[left].double(), tol / 2, max_steps - steps)
         left, steps = left[found], steps + more
