@@ -22,8 +22,8 @@ def errors(matrix):
     return torch.maximum(*((matrix.sum(a) - 1).abs().amax(-1) for a in (-1, -2)))
 
 
-def sinkhorn(logits, steps=500):
-    """The same limit by plain iterations, in the log domain."""
+def sinkhorn(logits, steps=60):
+    """The same limit by plain iterations in the log domain, which mild logits soon reach."""
     for _ in range(steps):
         logits = logits.log_softmax(-1).log_softmax(-2)
     return logits.exp()
@@ -57,7 +57,7 @@ def test_sizes_on_both_sides_of_every_switch(n, std):
 
 @pytest.mark.parametrize("n", [3, 20])
 def test_is_the_limit_of_sinkhorn(n):
-    logits = normal(2, 5, n, n)
+    logits = normal(2, 5, n, n, std=0.5)
     result = doubly_stochastic(logits, tol=1e-12)
     assert result.residual.shape == result.converged.shape == (2, 5)
     assert result.residual.max() <= 1e-12
@@ -189,16 +189,16 @@ def test_gradcheck(n):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [4, 20])
 def test_gradient_is_that_of_unrolled_sinkhorn(n, dtype):
-    logits, up = normal(5, n, n, std=2), normal(5, n, n)
+    logits, up = normal(5, n, n, std=0.5), normal(5, n, n)
     want = _gradient(sinkhorn, logits, up)
     got = _gradient(lambda x: doubly_stochastic(x.to(dtype)).matrix, logits, up)
     # The matrix is off by n * 1e-6 at most, the gradient by a few times that.
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
 
 
 def _gradient(f, logits, up):
     logits = logits.clone().requires_grad_()
-    return torch.autograd.grad(f(logits), logits, up.to(f(logits).dtype))[0]
+    return torch.autograd.grad((f(logits) * up).sum(), logits)[0]
 
 
 @pytest.mark.parametrize("n", [5, 20])
