@@ -3,14 +3,13 @@
 Usage: python benchmarks/stochastic.py     (under three minutes; prints Markdown)
 """
 
-import platform
 import statistics
 import time
 from datetime import date
-from pathlib import Path
 
 import torch
 from rich.progress import track
+from run import cpu, table
 
 from pushforward.stochastic import doubly_stochastic
 
@@ -100,19 +99,6 @@ def backward(n):
         repeats=2,
     )
     return [n, f"{BATCHES[n]:,}", f"{ours * 1e3:.0f}", f"{log * 1e3:.0f}", f"{ours / log:.2f}"]
-
-
-def table(header, rows):
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [header, *rows]]
-    lines.insert(1, "|" + "---|" * len(header))
-    return "\n".join(lines)
-
-
-def cpu():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.processor()
 
 
 def main():

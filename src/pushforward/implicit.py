@@ -20,8 +20,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .marginals import Marginals, charge
 from .scores import Kernel, Scores
-from .sinkhorn import CYCLE, Marginals, charge, stored
+from .sinkhorn import CYCLE, stored
 
 MAX_STEPS = 2000
 """Products after which conjugate gradients give up, with a warning."""

@@ -21,8 +21,9 @@ from torch.nn.functional import logsigmoid
 from ._checks import check_number, holds
 from .feasibility import diagnose
 from .implicit import differentiable
+from .marginals import Marginals, charge, rebalanced
 from .scores import DenseScores, MappedScores, PointScores, Scores
-from .sinkhorn import Marginals, Settings, alternate, charge, rebalanced, solve
+from .sinkhorn import Settings, alternate, solve
 
 TOL = 1e-6
 """The marginal error `Sinkhorn()` goes for, and below which a relation counts as a coupling."""

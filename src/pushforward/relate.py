@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool
@@ -180,7 +180,7 @@ def _check_partners(scores: Scores, log_a: Tensor, log_b: Tensor, both: bool) ->
 def _measures(mu: Measure | None, nu: Measure | None) -> tuple[Measure, Measure]:
     for name, m in (("mu", mu), ("nu", nu)):
         check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
-    assert mu is not None and nu is not None  # for the type checker
+    mu, nu = cast(Measure, mu), cast(Measure, nu)
     check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
     return mu, nu
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ._checks import check_broadcast, check_floating, check_kind, check_sizes, check_sums, holds
 from ._precision import widen
+from .marginals import Marginals, centre, charge, integral
 from .measures import Measure
 from .normalisers import TOL, Found, Normaliser, Sinkhorn, floor
 from .scores import DenseScores, Scores, softmax
-from .sinkhorn import Marginals, centre, charge, integral
 
 Mass = Float[Tensor, "*b"]
 

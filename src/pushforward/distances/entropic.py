@@ -7,9 +7,10 @@ from torch import Tensor
 
 from .._checks import check_no_tangent
 from ..affinities import SquaredDistance, scores
+from ..marginals import Marginals
 from ..measures import Measure
 from ..scores import PointScores
-from ..sinkhorn import Marginals, Settings, solve
+from ..sinkhorn import Settings, solve
 from ._common import Distance, Once, pair
 
 
