@@ -14,8 +14,8 @@ pytestmark = pytest.mark.unhooked
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
 LAYERS = """_types _precision _checks _grouping _quadrature ops scores affinities marginals
-sinkhorn implicit feasibility measures distances normalisers relations maps sequences layers attention
-transformer relate stochastic realise heads rules universal pictures""".split()
+sinkhorn implicit feasibility measures distances normalisers relations maps sequences layers
+attention transformer relate stochastic realise heads rules universal pictures""".split()
 
 
 ONE_CORE = {"OMP_NUM_THREADS": "1"}
