@@ -231,16 +231,12 @@ def main():
 
 def write(results, memory):
     import torch
+    from run import cpu
 
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, cwd=HERE).stdout.strip()
-    cpu = next(
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
     lines = [
-        f"Commit {commit}, {date.today()}, {cpu}, {torch.get_num_threads()} cores, Python "
+        f"Commit {commit}, {date.today()}, {cpu()}, {torch.get_num_threads()} cores, Python "
         f"{platform.python_version()}, torch {torch.__version__}."
     ]
     names = {v: k for k, v in TEMPERATURES.items()}

@@ -1,11 +1,12 @@
 """Time doubly stochastic scalings beside plain Sinkhorn iterations, in float32, with the errors.
 
-Usage: python benchmarks/stochastic.py     (under three minutes; prints Markdown)
+Usage: python benchmarks/stochastic.py     (under three minutes; writes stochastic.md)
 """
 
 import statistics
 import time
 from datetime import date
+from pathlib import Path
 
 import torch
 from rich.progress import track
@@ -16,6 +17,10 @@ from pushforward.stochastic import doubly_stochastic
 BATCHES = {2: 100_000, 3: 100_000, 4: 100_000, 8: 100_000, 16: 20_000, 32: 5_000, 64: 2_000}
 SPREADS = (1, 2, 4, 8)
 TOL, CAP = 1e-6, 10_000
+FORWARD = [
+    "n", "std", "batch", "ours", "20 log", "20 linear", "ours / log", "ours / linear",
+    "Newton steps", "worst error", "above 1e-6", "20 log above 1e-6",
+]  # fmt: skip
 
 
 def seconds(*calls, repeats=3):
@@ -107,20 +112,23 @@ def main():
     rows = [compare(*case) for case in track(cases, "forward")]
     grads = [backward(n) for n in track(BATCHES, "backward")]
     slow = [to_tolerance(n) for n in track(BATCHES, "to the tolerance")]
-    print(
-        f"\n{date.today()}, {cpu()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
-    print(
-        "\nForward, float32, logits N(0, std²), milliseconds; 20 iterations end where they end.\n"
-    )
-    print(table(
-        ["n", "std", "batch", "ours", "20 log", "20 linear", "ours / log", "ours / linear",
-         "Newton steps", "worst error", "above 1e-6", "20 log above 1e-6"], rows,
-    ))  # fmt: skip
-    print("\nForward and backward, std 4, milliseconds.\n")
-    print(table(["n", "batch", "ours", "20 log, unrolled", "ratio"], grads))
-    print(f"\nPlain log-domain iterations to 1e-6 at std 8, compacting, at most {CAP:,} steps.\n")
-    print(table(["n", "batch", "ours ms", "plain ms", "times faster", "plain gave up"], slow))
+    page = f"""\
+{date.today()}, {cpu()}, {torch.get_num_threads()} threads, torch {torch.__version__}.
+
+Forward, float32, logits N(0, std²), milliseconds; 20 iterations end where they end.
+
+{table(FORWARD, rows)}
+
+Forward and backward, std 4, milliseconds.
+
+{table(["n", "batch", "ours", "20 log, unrolled", "ratio"], grads)}
+
+Plain log-domain iterations to 1e-6 at std 8, compacting, at most {CAP:,} steps.
+
+{table(["n", "batch", "ours ms", "plain ms", "times faster", "plain gave up"], slow)}
+"""
+    print(page)
+    (Path(__file__).parent / "stochastic.md").write_text(page)
 
 
 if __name__ == "__main__":
