@@ -468,7 +468,7 @@ def test_warm_start():
     again = lambda start: pf.relate(
         mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=pf.Sinkhorn(tol=1e-10), start=start
     )
-    assert again(cold).steps == 10 < cold.steps and again(cold.potentials[1]).steps == 10
+    assert again(cold).steps == 1 < cold.steps and again(cold.potentials[1]).steps == 1
     assert torch.allclose(again(cold).matrix(), cold.matrix(), atol=1e-10)
 
 

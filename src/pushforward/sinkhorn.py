@@ -23,8 +23,8 @@ from .marginals import Marginals, integral
 from .scores import Kernel, PointScores, Scores, StoredKernel
 
 CYCLE = 10
-"""Steps between two looks at the error, each of which waits for the device; also the steps of one
-cycle of acceleration."""
+"""Steps between two looks at the error where looking waits for a device; also the most steps of
+one cycle of acceleration."""
 
 STORE = {"cpu": 1 << 30, "cuda": 1 << 33}
 """Bytes a stored kernel may take. Beyond, every step forms its scores again."""
@@ -92,12 +92,13 @@ def solve(
         g = g - integral(g, sides.log_b)[..., None]
     store, best = _Store(scores, sides, settings.tol), None
     while True:
-        count = max(1, min(CYCLE, settings.max_steps - steps))
-        kernel = store.near(g)
-        point, after = _steps(kernel, sides, g, best, count, settings.accelerate)
+        at_once = start is not None and best is None  # a good start is seen after one step
+        count = 1 if at_once else max(1, min(CYCLE, settings.max_steps - steps))
+        kernel = scores if at_once else store.near(g)
+        point, after, taken = _steps(kernel, sides, g, best, count, settings)
         if not store.reaches(point):
-            point, after = _steps(scores, sides, g, best, count, settings.accelerate)
-        best, g, steps = point, after, steps + count
+            point, after, taken = _steps(scores, sides, g, best, count, settings)
+        best, g, steps = point, after, steps + taken
         good, spent = bool((best.residual <= settings.tol).all()), steps >= settings.max_steps
         if not (good or spent):
             continue
@@ -110,13 +111,14 @@ def solve(
 
 
 def _steps(
-    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, count: int, accelerate: bool
-) -> tuple[_Point, Tensor]:
-    """Some steps from `g`: the last point kept, and where to go on."""
-    if accelerate:
-        return _cycle(kernel, sides, g, best, count)
+    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, count: int,
+    settings: Settings,
+) -> tuple[_Point, Tensor, int]:  # fmt: skip
+    """Some steps from `g`: the last point kept, where to go on, and how many they were."""
+    if settings.accelerate:
+        return _cycle(kernel, sides, g, best, count, settings.tol)
     point = _visit(kernel, sides, alternate(kernel, sides, g, count - 1))
-    return point, point.image
+    return point, point.image, count
 
 
 class _Point(NamedTuple):
@@ -156,35 +158,37 @@ def _visit(kernel: Kernel, sides: Marginals, g: Tensor) -> _Point:
 
 
 def _cycle(
-    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, steps: int
-) -> tuple[_Point, Tensor]:
-    r"""Restarted Anderson mixing from `g`: the last point kept, and where to go on.
+    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, steps: int, tol: float
+) -> tuple[_Point, Tensor, int]:
+    r"""Restarted Anderson mixing from `g`: the last point kept, where to go on, the steps taken.
 
     The next point is the combination of all images of the cycle whose combined residues are least
     in $L^2(\nu)$. A point whose dual value is below that of the point before (rounding allowed
     for) is dropped with all the history, and the cycle goes on from the plain image of the latter,
     whose value is higher: so the iteration cannot diverge. Every batch element decides for itself,
-    and no step waits for the device.
+    and no step waits for a device; on a CPU the cycle ends as soon as the error is met.
     """
     weights = sides.log_b.exp()
     noise = 4 * torch.finfo(g.dtype).eps
     rough = 4 * torch.finfo(kernel.matrix.dtype).eps if isinstance(kernel, StoredKernel) else 0.0
     moves: list[Tensor] = []
     turns: list[Tensor] = []
-    for _ in range(steps):
-        new = _visit(kernel, sides, g)
+    taken, looks, met = 0, g.device.type == "cpu", False
+    while taken < steps and not met:
+        new, taken = _visit(kernel, sides, g), taken + 1
         if best is None:
             best, g = new, new.image
-            continue
-        size = integral(new.f.abs(), sides.log_a) + integral(new.g.abs(), sides.log_b)
-        worse = ~(new.value >= best.value - noise * size - rough)
-        line = worse[..., None]
-        moves = [m.masked_fill(line, 0) for m in [*moves, new.image - best.image]]
-        turns = [t.masked_fill(line, 0) for t in [*turns, new.residue - best.residue]]
-        best = _Point(*map(partial(_unless, worse), best, new))
-        g = best.image - _mix(moves, turns, best.residue, weights)
+        else:
+            size = integral(new.f.abs(), sides.log_a) + integral(new.g.abs(), sides.log_b)
+            worse = ~(new.value >= best.value - noise * size - rough)
+            line = worse[..., None]
+            moves = [m.masked_fill(line, 0) for m in [*moves, new.image - best.image]]
+            turns = [t.masked_fill(line, 0) for t in [*turns, new.residue - best.residue]]
+            best = _Point(*map(partial(_unless, worse), best, new))
+            g = best.image - _mix(moves, turns, best.residue, weights)
+        met = looks and bool((best.residual <= tol).all())
     assert best is not None  # there is at least one step
-    return best, g
+    return best, g, taken
 
 
 def _unless(worse: Tensor, old: Tensor, new: Tensor) -> Tensor:
