@@ -1,6 +1,13 @@
 """Transformers as maps between probability measures."""
 
-from . import ops as ops, pictures as pictures
+from . import (
+    fields as fields,
+    flows as flows,
+    observables as observables,
+    ops as ops,
+    pictures as pictures,
+    studies as studies,
+)
 from .affinities import Affinity as Affinity, Dot as Dot, SquaredDistance as SquaredDistance
 from .attention import Attention as Attention, Causal as Causal
 from .distances import (
@@ -10,8 +17,21 @@ from .distances import (
     sliced_wasserstein as sliced_wasserstein,
     wasserstein as wasserstein,
 )
+from .flows import (
+    Adjoint as Adjoint,
+    Backprop as Backprop,
+    Flow as Flow,
+    Path as Path,
+    flow as flow,
+)
 from .heads import Heads as Heads, birkhoff as birkhoff, realise_heads as realise_heads
 from .layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
+from .manifolds import (
+    Euclidean as Euclidean,
+    Manifold as Manifold,
+    Sphere as Sphere,
+    Torus as Torus,
+)
 from .maps import (
     Compose as Compose,
     Conditioned as Conditioned,
@@ -21,10 +41,13 @@ from .measures import Measure as Measure, MeasureMap as MeasureMap
 from .normalisers import (
     DualSoftmax as DualSoftmax,
     Hard as Hard,
+    Hardmax as Hardmax,
+    Linear as Linear,
     Normaliser as Normaliser,
     Sigmoid as Sigmoid,
     Sinkhorn as Sinkhorn,
     Softmax as Softmax,
+    Unnormalised as Unnormalised,
 )
 from .realise import Realisation as Realisation, realise as realise
 from .relate import relate as relate
@@ -33,6 +56,7 @@ from .relations import (
     Conditional as Conditional,
     Coupling as Coupling,
     Relation as Relation,
+    Signed as Signed,
 )
 from .rules import (
     EntropicCoupling as EntropicCoupling,
@@ -41,6 +65,15 @@ from .rules import (
     SoftNearest as SoftNearest,
 )
 from .sequences import from_sequence_model as from_sequence_model
+from .solvers import (
+    RK4 as RK4,
+    Dopri5 as Dopri5,
+    Euler as Euler,
+    FlowError as FlowError,
+    LieSplit as LieSplit,
+    Midpoint as Midpoint,
+    Solver as Solver,
+)
 from .stochastic import (
     DoublyStochastic as DoublyStochastic,
     doubly_stochastic as doubly_stochastic,

@@ -1,12 +1,15 @@
 """Attention: an affinity, a normaliser, and values."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from . import ops
 from ._checks import check_kind, check_sizes
+from ._types import Images, Points, Queries
 from .affinities import Affinity, Dot
 from .maps import Answer, Conditioned
 from .measures import Measure
@@ -20,86 +23,71 @@ class Causal:
     r"""Causal masking: a query at time $t$ sees the atoms at times $s\le t$, ties included."""
 
 
-class Attention(Conditioned):
-    r"""Multi-head attention, the integral of eq. (20) without the skip.
+class Attending(Conditioned, ABC):
+    r"""Attention of any parametrisation: $\sum_h$ of an integral against a relation of each head.
 
-    $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
-      \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
-
-    where the affinity is $A$ and the normaliser chooses $g$ (or another relation altogether). The
-    mass of a token counts: weights enter as $\log a_j$ in the scores, so doubling a weight is
-    repeating a token.
+    An author says what queries, keys and values are, heads on the last batch axis, and how the
+    heads' answers become one.
 
     Args:
-        dim: dimension of queries and images.
-        heads: number of heads.
-        head_dim: dimension of each head, `dim` by default: heads need not divide anything.
-        context_dim: dimension of the context for cross-attention; by default the context is where
-            the queries are.
-        affinity: `Dot()` or `SquaredDistance(eps)`.
-        normaliser: `Softmax()`, `Sinkhorn(tol=...)`, `Sinkhorn(steps=...)`, `DualSoftmax()` or
-            `Sigmoid()`.
+        affinity: how queries and keys compare.
+        normaliser: how that becomes a relation.
         mask: `Causal()` or None.
         impl: implementation of the reductions, None to choose by size.
-
-    Examples:
-        >>> gamma = pf.Attention(2, heads=2)
-        >>> mu = pf.Measure(torch.randn(256, 2))
-        >>> gamma(mu, torch.zeros(5, 2)).shape, gamma.push(mu).n
-        (torch.Size([5, 2]), 256)
     """
+
+    heads: int
 
     def __init__(
         self,
-        dim: int,
-        *,
-        heads: int = 1,
-        head_dim: int | None = None,
-        context_dim: int | None = None,
-        affinity: Affinity | None = None,
-        normaliser: Normaliser | None = None,
-        mask: Causal | None = None,
-        impl: ops.Impl | None = None,
+        affinity: Affinity,
+        normaliser: Normaliser,
+        mask: Causal | None,
+        impl: ops.Impl | None,
     ):
         super().__init__()
-        check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
-        self.affinity = Dot() if affinity is None else affinity
-        self.normaliser = Softmax() if normaliser is None else normaliser
-        check_kind("affinity", self.affinity, Affinity, "Use `pf.Dot()` or another affinity.")
-        check_kind("normaliser", self.normaliser, Normaliser, "Use `pf.Softmax()`, say.")
+        check_kind("affinity", affinity, Affinity, "Use `pf.Dot()` or another affinity.")
+        check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
         if mask is not None:
             check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
         if impl is not None:
             ops.implementation(impl)
-        if not self.normaliser.pointwise:
+        if not normaliser.pointwise:
             raise ValueError(
-                f"{self.normaliser} relates atoms only, and a layer answers any query. Use it in "
+                f"{normaliser} relates atoms only, and a layer answers any query. Use it in "
                 "`pf.relate`, or `Sinkhorn` with a small temperature here."
             )
-        if mask is not None and self.normaliser.two_sided:
+        if mask is not None and normaliser.two_sided:
             raise ValueError(
-                f"{type(self.normaliser).__name__} does not go with a causal mask: with equal "
+                f"{type(normaliser).__name__} does not go with a causal mask: with equal "
                 "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
             )
-        self.dim, self.out_dim = dim, dim
-        self.context_dim = dim if context_dim is None else context_dim
-        self.head_dim = dim if head_dim is None else head_dim
-        self.heads, self.causal, self.impl = heads, mask is not None, impl
-        self.two_sided = self.normaliser.two_sided
-        self.paired = self.two_sided and context_dim is not None
-        width = heads * self.head_dim
-        self.Q = nn.Linear(dim, width, bias=False)
-        self.K = nn.Linear(self.context_dim, width, bias=False)
-        self.V = nn.Linear(self.context_dim, width, bias=False)
-        self.W = nn.Linear(width, dim, bias=False)
+        self.affinity, self.normaliser = affinity, normaliser
+        self.causal, self.impl = mask is not None, impl
+        self.two_sided = normaliser.two_sided
+
+    @abstractmethod
+    def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
+        """What points ask."""
+
+    @abstractmethod
+    def keys(self, y: Points) -> Float[Tensor, "*b h n k"]:
+        """What atoms are asked."""
+
+    @abstractmethod
+    def values(self, y: Points) -> Float[Tensor, "*b h n e"]:
+        """What atoms answer."""
+
+    @abstractmethod
+    def gather(self, out: Float[Tensor, "*b h m e"]) -> Images:
+        """One answer from those of all heads."""
 
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """Keys, values and potential, once for all queries."""
-        relation, v = self._relating(mu, queries), self._split(self.V(mu.atoms))
+        relation, v = self._relating(mu, queries), self.values(mu.atoms)
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            out = relation(x, t).integrate(v)
-            return self.W(out.transpose(-2, -3).flatten(-2))
+            return self.manifold.tangent(x, self.gather(relation(x, t).integrate(v)))
 
         return answer
 
@@ -128,15 +116,15 @@ class Attention(Conditioned):
 
     def _relating(self, mu: Measure, queries: Measure | None) -> Callable[..., Relation]:
         """The relation as a function of query points, the context's work done."""
-        k, log_b = self._split(self.K(mu.atoms)), mu.log_weights[..., None, :]
-        if self.normaliser.keeps == "none":  # where rows are normalised, the mass cancels
+        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :]
+        if self.normaliser.keeps in ("none", "sign"):  # else the mass cancels
             log_b = log_b.log_softmax(-1)
         origin = self.affinity.origin(k, log_b)
         keys = self.affinity.place(k, origin)
 
         def scores(x: Tensor, t: Tensor | None) -> PointScores:
             times = _times(mu, t) if self.causal else None
-            q = self.affinity.place(self._split(self.Q(x)), origin)
+            q = self.affinity.place(self.queries(x), origin)
             return self.affinity.between(q, keys, self.impl, times)
 
         found = Found()
@@ -152,14 +140,90 @@ class Attention(Conditioned):
 
         return relation
 
-    def _split(self, x: Tensor) -> Tensor:
-        """`(..., n, heads * k)` to `(..., heads, n, k)`."""
-        return x.reshape(*x.shape[:-1], self.heads, self.head_dim).transpose(-2, -3)
-
     def extra_repr(self) -> str:
         """The choices that are no parameters."""
         causal = ", causal" if self.causal else ""
         return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}"
+
+
+class Attention(Attending):
+    r"""Multi-head attention, the integral of eq. (20) without the skip.
+
+    $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
+      \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
+
+    where the affinity is $A$ and the normaliser chooses $g$ (or another relation altogether). The
+    mass of a token counts: weights enter as $\log a_j$ in the scores, so doubling a weight is
+    repeating a token.
+
+    Args:
+        dim: dimension of queries and images.
+        heads: number of heads.
+        head_dim: dimension of each head, `dim` by default: heads need not divide anything.
+        context_dim: dimension of the context for cross-attention; by default the context is where
+            the queries are.
+        affinity: `Dot()` or `SquaredDistance(eps)`.
+        normaliser: `Softmax()`, `Sinkhorn(tol=...)`, `Sinkhorn(steps=...)`, `DualSoftmax()`,
+            `Sigmoid()`, `Unnormalised()`, `Linear()` or `Hardmax()`.
+        mask: `Causal()` or None.
+        impl: implementation of the reductions, None to choose by size.
+
+    Examples:
+        >>> gamma = pf.Attention(2, heads=2)
+        >>> mu = pf.Measure(torch.randn(256, 2))
+        >>> gamma(mu, torch.zeros(5, 2)).shape, gamma.push(mu).n
+        (torch.Size([5, 2]), 256)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int = 1,
+        head_dim: int | None = None,
+        context_dim: int | None = None,
+        affinity: Affinity | None = None,
+        normaliser: Normaliser | None = None,
+        mask: Causal | None = None,
+        impl: ops.Impl | None = None,
+    ):
+        check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
+        super().__init__(
+            Dot() if affinity is None else affinity,
+            Softmax() if normaliser is None else normaliser,
+            mask,
+            impl,
+        )
+        self.dim, self.out_dim = dim, dim
+        self.context_dim = dim if context_dim is None else context_dim
+        self.head_dim = dim if head_dim is None else head_dim
+        self.heads = heads
+        self.paired = self.two_sided and context_dim is not None
+        width = heads * self.head_dim
+        self.Q = nn.Linear(dim, width, bias=False)
+        self.K = nn.Linear(self.context_dim, width, bias=False)
+        self.V = nn.Linear(self.context_dim, width, bias=False)
+        self.W = nn.Linear(width, dim, bias=False)
+
+    def queries(self, x):
+        r"""$Q^hx$."""
+        return self._split(self.Q(x))
+
+    def keys(self, y):
+        r"""$K^hy$."""
+        return self._split(self.K(y))
+
+    def values(self, y):
+        r"""$V^hy$."""
+        return self._split(self.V(y))
+
+    def gather(self, out):
+        r"""$\sum_hW^h$."""
+        return self.W(out.transpose(-2, -3).flatten(-2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """`(..., n, heads * k)` to `(..., heads, n, k)`."""
+        return x.reshape(*x.shape[:-1], self.heads, self.head_dim).transpose(-2, -3)
 
 
 def _times(mu: Measure, t: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from ._checks import (
     holds,
 )
 from ._types import Images, Queries, Times
+from .manifolds import Euclidean, Manifold
 from .measures import Measure, Transport
 from .relations import Relation
 
@@ -55,6 +56,8 @@ class InContextMap(nn.Module, ABC):
     """Whether the map relates two measures: that of the queries, if given, and the context."""
     paired: bool = False
     """Whether it must be given a measure of queries."""
+    manifold: Manifold = Euclidean()
+    """Where the points live, for maps that are velocities."""
 
     def __init_subclass__(cls, **kwargs):
         """Refuse a map that says it is causal and never gets to see a time."""
@@ -126,6 +129,10 @@ class InContextMap(nn.Module, ABC):
         check_kind("mu", mu, Measure, _TOKENS)
         self._check(mu, mu.atoms, mu.times)
         return self.advance(mu)
+
+    def at_time(self, t: float) -> InContextMap:
+        """The map at a time of a flow: itself, unless it is a field that depends on time."""
+        return self
 
     def relations(self, mu: Measure) -> list[Relation]:
         """The relations of all attention layers inside, in order, each with its heads.

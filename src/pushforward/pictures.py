@@ -1,14 +1,17 @@
-"""Pictures of relations, by matplotlib, which is imported only here."""
+"""Pictures of relations and of moving clouds, by matplotlib, which is imported only here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from os import PathLike, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from numpy import ndarray
 from torch import Tensor
 
-from ._checks import check_kind
+from ._checks import check_kind, check_number
 from .measures import Measure
 from .relations import Affinities, Conditional, Coupling, Relation
 
@@ -130,6 +133,96 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
     axes.legend(frameon=False, fontsize=8)
     figure.suptitle(_title(relation), fontsize=10)
     return figure
+
+
+def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
+    """Where atoms go: against time for one coordinate, in the plane of the first two for more.
+
+    Args:
+        times: one for each measure.
+        measures: of the same atoms, not batched.
+    """
+    paths = _paths(measures)
+    figure = _figure((5, 5) if paths.shape[-1] > 1 else (6, 4))
+    axes: Axes = figure.add_subplot()
+    shades = _array((measures[0].normalise().weights * paths.shape[1]).clamp(0.15, 1))
+    for k in range(paths.shape[1]):
+        x = _array(times) if paths.shape[-1] == 1 else paths[:, k, 0]
+        axes.plot(x, paths[:, k, -1 if paths.shape[-1] == 1 else 1], color=BLUE, lw=0.7,
+                  alpha=0.6 * float(shades[k]))  # fmt: skip
+    if paths.shape[-1] == 1:
+        axes.set(xlabel="t", ylabel="x")
+    else:
+        axes.plot(*paths[0, :, :2].T, ".", color=GREY, ms=3, label=f"t = {times[0].item():g}")
+        axes.plot(*paths[-1, :, :2].T, ".", color=RED, ms=5, label=f"t = {times[-1].item():g}")
+        axes.set_aspect("equal")
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def animate(
+    times: Tensor, measures: Sequence[Measure], file: str | PathLike, *, seconds: float = 5.0
+) -> None:
+    """Write a moving cloud as a GIF.
+
+    Args:
+        times: one for each measure.
+        measures: of the same atoms, not batched.
+        file: where to.
+        seconds: how long it plays.
+    """
+    check_number("seconds", seconds)
+    paths = _paths(measures)
+    figure = _figure((4, 4))
+    from matplotlib.animation import FuncAnimation, PillowWriter
+
+    axes: Axes = figure.add_subplot()
+    flat = paths[..., :2] if paths.shape[-1] > 1 else paths.repeat(2, -1) * (1, 0)
+    low, high = flat.min((0, 1)), flat.max((0, 1))
+    pad = 0.05 * (high - low).max() + 1e-9
+    axes.set(xlim=(low[0] - pad, high[0] + pad), ylim=(low[1] - pad, high[1] + pad))
+    axes.set_aspect("equal")
+    (dots,) = axes.plot(*flat[0].T, ".", color=BLUE, ms=4)
+
+    def draw(k: int) -> tuple:
+        dots.set_data(*flat[k].T)
+        axes.set_title(f"t = {times[k].item():.3g}", fontsize=9)
+        return (dots,)
+
+    moving = FuncAnimation(figure, draw, frames=len(flat))
+    draft = Path(file).with_name(f".{Path(file).name}")
+    try:
+        moving.save(draft, PillowWriter(fps=max(1, round(len(flat) / seconds))))
+        replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: float) -> Figure:
+    """Errors against sizes, both logarithmic, beside the slope of the theory.
+
+    Args:
+        name: what the sizes are.
+        sizes: the sizes.
+        errors: the error at each.
+        expected: the slope.
+    """
+    figure = _figure((5, 4))
+    axes: Axes = figure.add_subplot()
+    line = [errors[0] * (n / sizes[0]) ** expected for n in sizes]
+    axes.loglog(sizes, line, "--", color=GREY, label=f"slope {expected:g}")
+    axes.loglog(sizes, errors, "o-", color=BLUE, label="measured")
+    axes.set(xlabel=name, ylabel="error")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _paths(measures: Sequence[Measure]) -> ndarray:
+    """Atoms in time, those without mass left out."""
+    if measures[0].batch_shape:
+        raise ValueError("A picture shows one measure, got a batch. Flow `mu[k]` alone.")
+    alive = measures[0].log_weights > -torch.inf
+    return _array(torch.stack([mu.atoms[alive] for mu in measures]))
 
 
 def _matrix(relation: Relation) -> Tensor:

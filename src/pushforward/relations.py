@@ -1,4 +1,4 @@
-r"""Relations between two measures: conditionals, couplings, and what is neither.
+r"""Relations between two measures: conditionals, couplings, other masses, and signed ones.
 
 A relation is a density $e^{A+f\oplus g}$ against $\mu\otimes\nu$, both normalised. It is lazy: two
 potentials and the scores, no matrix, until one is asked for. What is not defined on a type does
@@ -440,6 +440,47 @@ class Affinities(_Joint):
             )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Signed(Relation):
+    r"""A signed density $A(x,y)$ against $\mu\otimes\nu$, as linear attention has it.
+
+    No masses: rows sum to anything, entries may be negative.
+
+    Args:
+        log_a: log-weights of the queries, normalised.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[-1.0], [1.0]]))
+        >>> pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Linear()).matrix()
+        tensor([[ 0.2500, -0.2500],
+                [-0.2500,  0.2500]])
+    """
+
+    log_a: Float[Tensor, "*#b m"]
+
+    def matrix(self) -> Float[Tensor, "*b m n"]:
+        r"""$A_{ij}\,a_ib_j$, 0 where a pair is forbidden."""
+        scores = self.scores.matrix()
+        density = scores.masked_fill(scores == -torch.inf, 0)
+        return self._out(self.log_a.exp()[..., :, None] * density * self.log_b.exp()[..., None, :])
+
+    def integrate(self, values):
+        """Linear in the number of atoms where scores are dot products."""
+        return self.scores.linear(values, self.log_b.exp()).to(values.dtype)
+
+    def transpose(self) -> Signed:
+        """The same density with keys asking."""
+        return Signed(self.scores.T, self.log_a, None, self.log_b, dtype=self.dtype)
+
+    def assignment(self) -> Int[Tensor, "*b m"]:
+        """The key whose signed mass is largest, as an index."""
+        weights = self.log_b.exp()[..., None, :]
+        with torch.no_grad():
+            tiles = (self.scores.tile(i) * weights for i in self.scores.cuts())
+            parts = [t.masked_fill(weights == 0, -torch.inf).argmax(-1) for t in tiles]
+        return torch.cat(parts, -1)
+
+
 def aligned_weights(name: str, mu: Measure, scores: Scores) -> Tensor:
     """Normalised log-weights, for every relation of a batch: heads come after the measures."""
     batch, more = scores.shape[:-2], len(scores.shape) - 2 - len(mu.batch_shape)
@@ -456,7 +497,10 @@ def build(
     Queries without weights, `log_a=None`, are enough for whoever only applies it.
     """
     if normaliser.keeps == "rows":
-        return Conditional(scores, log_b, found.g)
+        return Conditional(normaliser.density(scores, log_b, found)[0], log_b, found.g)
+    if normaliser.keeps == "sign":
+        log_a = log_b.new_zeros(()).expand(scores.shape[:-1]) if log_a is None else log_a
+        return Signed(scores, log_b, None, log_a)
     dtype = scores.dtype
     if found.scores is not None:
         scores = found.scores
@@ -472,11 +516,11 @@ def build(
         log_a = log_a.to(scores.dtype).log_softmax(-1)
     scores, f = normaliser.density(scores, log_b, found)
     if normaliser.keeps == "both":
-        goal = getattr(normaliser, "goal", TOL)
         return Coupling(
-            scores, log_b, found.g, log_a, f, found.steps, goal, found.parts, dtype=dtype
-        )
-    slack = normaliser.slack_of(scores) if isinstance(normaliser, Sinkhorn) else None
+            scores, log_b, found.g, log_a, f, found.steps, normaliser.goal, found.parts,
+            dtype=dtype,
+        )  # fmt: skip
+    slack = normaliser.slack_of(scores)
     return Affinities(scores, log_b, found.g, log_a, f, found.steps, slack=slack, dtype=dtype)
 
 

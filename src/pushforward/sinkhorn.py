@@ -12,6 +12,7 @@ nothing but a `Kernel`: what integrates $e^A$ over either side.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -50,8 +51,8 @@ class Solution:
 
     Args:
         g: the potential on the keys.
-        residual: L1 error of the second marginal of the plan it gives, rows being exact; with
-            slack, of the fixed point.
+        residual: at least the L1 error of the second marginal of the plan it gives, rows being
+            exact; with slack, of the fixed point.
         steps: full-size steps taken.
     """
 
@@ -83,8 +84,8 @@ def solve(
 ) -> Solution:
     """Potentials to a tolerance, from `start` or from high temperature.
 
-    Cycles run on a stored kernel where it fits; convergence is claimed only for what the scores
-    themselves confirm.
+    Cycles run on a stored kernel where it fits; where its rounding might matter, convergence is
+    claimed only for what the scores themselves confirm.
     """
     g, steps = (start, 0) if start is not None else _start(scores, sides, settings)
     g = g.to(scores.dtype).expand(*scores.shape[:-2], scores.shape[-1])
@@ -94,29 +95,35 @@ def solve(
     while True:
         at_once = start is not None and best is None  # a good start is seen after one step
         count = 1 if at_once else max(1, min(CYCLE, settings.max_steps - steps))
-        kernel = scores if at_once else store.near(g)
-        point, after, taken = _steps(kernel, sides, g, best, count, settings)
-        if not store.reaches(point):
-            point, after, taken = _steps(scores, sides, g, best, count, settings)
+        kernel: Kernel = scores  # lets go of the one before, of which there is room for one
+        if not at_once:
+            kernel = store.near(g)
+        point, after, taken = _steps(kernel, sides, g, best, count, settings, store.reaches)
+        if not (taken and store.reaches(point)):
+            kernel = scores
+            point, after, taken = _steps(kernel, sides, g, best, 1, settings)
         best, g, steps = point, after, steps + taken
         good, spent = bool((best.residual <= settings.tol).all()), steps >= settings.max_steps
         if not (good or spent):
             continue
-        if kernel is not scores:
+        if isinstance(kernel, StoredKernel) and settings.tol < kernel.rounding:
             best = _visit(scores, sides, best.g)
             if not spent and not (best.residual <= settings.tol).all():
                 store.refine()
                 continue
-        return Solution(best.g, best.residual, steps)
+        return Solution(best.image, best.residual, steps)  # a step on, for free
 
 
 def _steps(
     kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, count: int,
-    settings: Settings,
+    settings: Settings, reaches: Callable[[_Point], bool] = lambda point: True,
 ) -> tuple[_Point, Tensor, int]:  # fmt: skip
-    """Some steps from `g`: the last point kept, where to go on, and how many they were."""
+    """Some steps from `g`: the last point kept, where to go on, and how many they were.
+
+    None if the first is out of reach of the kernel.
+    """
     if settings.accelerate:
-        return _cycle(kernel, sides, g, best, count, settings.tol)
+        return _cycle(kernel, sides, g, best, count, settings.tol, reaches)
     point = _visit(kernel, sides, alternate(kernel, sides, g, count - 1))
     return point, point.image, count
 
@@ -158,15 +165,17 @@ def _visit(kernel: Kernel, sides: Marginals, g: Tensor) -> _Point:
 
 
 def _cycle(
-    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, steps: int, tol: float
-) -> tuple[_Point, Tensor, int]:
+    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, steps: int, tol: float,
+    reaches: Callable[[_Point], bool],
+) -> tuple[_Point, Tensor, int]:  # fmt: skip
     r"""Restarted Anderson mixing from `g`: the last point kept, where to go on, the steps taken.
 
     The next point is the combination of all images of the cycle whose combined residues are least
     in $L^2(\nu)$. A point whose dual value is below that of the point before (rounding allowed
     for) is dropped with all the history, and the cycle goes on from the plain image of the latter,
     whose value is higher: so the iteration cannot diverge. Every batch element decides for itself,
-    and no step waits for a device; on a CPU the cycle ends as soon as the error is met.
+    and no step waits for a device; on a CPU the cycle ends as soon as the error is met, or before
+    a step that the kernel does not reach.
     """
     weights = sides.log_b.exp()
     noise = 4 * torch.finfo(g.dtype).eps
@@ -175,7 +184,10 @@ def _cycle(
     turns: list[Tensor] = []
     taken, looks, met = 0, g.device.type == "cpu", False
     while taken < steps and not met:
-        new, taken = _visit(kernel, sides, g), taken + 1
+        new = _visit(kernel, sides, g)
+        if looks and not reaches(new):
+            return best if taken and best is not None else new, g, taken
+        taken += 1
         if best is None:
             best, g = new, new.image
         else:
@@ -213,17 +225,12 @@ def stored(scores: Scores, sides: Marginals, f: Tensor, g: Tensor) -> Kernel:
     """The kernel at given potentials, in memory if it fits."""
     if not _fits(scores, scores.dtype):
         return scores
-    kernel = _absorbed(scores, sides, f, g, scores.dtype)
+    alive = lambda p, logs: p.masked_fill(logs == -torch.inf, -torch.inf)
+    kernel = StoredKernel.absorb(
+        scores, alive(f, sides.log_a), alive(g, sides.log_b), scores.dtype
+    )
     # The density of a tiny part of the mass may overflow.
     return kernel if bool(kernel.matrix.isfinite().all()) else scores
-
-
-def _absorbed(
-    scores: Scores, sides: Marginals, f: Tensor, g: Tensor, dtype: torch.dtype
-) -> StoredKernel:
-    """Stored at the potentials, with nothing where there is no mass."""
-    alive = lambda p, logs: p.masked_fill(logs == -torch.inf, -torch.inf)
-    return StoredKernel.absorb(scores, alive(f, sides.log_a), alive(g, sides.log_b), dtype)
 
 
 def _fits(scores: Scores, dtype: torch.dtype) -> bool:
@@ -244,8 +251,7 @@ class _Store:
     def near(self, g: Tensor) -> Kernel:
         """The stored kernel, or the scores themselves."""
         if self.kernel is None and self.dtype is not None and _fits(self.scores, self.dtype):
-            f = self.sides.rows(self.scores, g)
-            self.kernel = _absorbed(self.scores, self.sides, f, g, self.dtype)
+            self.kernel = StoredKernel.normal(self.scores, self.sides.log_b, g, self.dtype)
         return self.scores if self.kernel is None else self.kernel
 
     def reaches(self, point: _Point) -> bool:

@@ -13,5 +13,6 @@ from .tiles import (
     CalledScores as CalledScores,
     DenseScores as DenseScores,
     MappedScores as MappedScores,
+    TopScores as TopScores,
     softmax as softmax,
 )

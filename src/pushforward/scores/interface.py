@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Scores formed at a time where they are not streamed by the reductions."""
@@ -75,6 +76,12 @@ class Scores(Kernel, ABC):
         r"""The mean of the cost $c_{ij}$ with weights $e^{A_{ij}+b_j}$."""
 
     @abstractmethod
+    def linear(
+        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
+    ) -> Float[Tensor, "*o m e"]:
+        r"""$\sum_jA_{ij}w_jv_j$: scores themselves as a density."""
+
+    @abstractmethod
     def tile(self, rows: slice | Tensor) -> Float[Tensor, "*b r n"]:
         """Some rows of the matrix; an index must not be batched."""
 
@@ -109,3 +116,25 @@ class Scores(Kernel, ABC):
         step = max(1, size // max(1, prod(batch) * n))
         for i in range(0, m, step):
             yield slice(i, i + step)
+
+
+def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:
+    """Concatenate what `part` makes of slices of the rows; gradients make each again."""
+    cuts = list(scores.cuts())
+    if len(cuts) == 1:
+        return part(cuts[0])
+    again = torch.is_grad_enabled()
+    run = lambda rows: checkpoint(part, rows, use_reentrant=False) if again else part(rows)
+    parts = [run(rows) for rows in cuts]
+    return torch.cat(parts, -1 if parts[0].ndim == len(scores.shape) - 1 else -2)
+
+
+def linear_by_rows(scores: Scores, v: Tensor, weights: Tensor) -> Tensor:
+    """The integral of `linear` tile by tile, without the forbidden pairs."""
+    v = weights[..., None].to(scores.dtype) * v.to(scores.dtype)
+
+    def part(rows):
+        tile = scores.tile(rows)
+        return tile.masked_fill(tile == -torch.inf, 0) @ v
+
+    return by_rows(scores, part)

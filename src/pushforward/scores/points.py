@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import ops
 from .._precision import full_precision, wide
-from .interface import Scores
+from .interface import Scores, linear_by_rows
 
 
 class Placed(NamedTuple):
@@ -110,6 +110,19 @@ class PointScores(Scores):
     def cost(self, bias):
         """The mean score, in units of cost."""
         return -self.unit * self.mean(bias)
+
+    def linear(self, v, weights):
+        r"""$s\,q_i^\top(\sum_jw_jk_jv_j^\top)$ and the shifts, linear in the numbers of points."""
+        if self.times is not None:
+            return linear_by_rows(self, v, weights)
+        q, k = self.queries.points.to(self.dtype), self.keys.points.to(self.dtype)
+        v = weights[..., None].to(self.dtype) * v.to(self.dtype)
+        with full_precision(q):
+            result = (self.scale * q) @ (k.mT @ v)
+        if self.queries.shift is not None and self.keys.shift is not None:
+            result = result + self.queries.shift[..., None] * v.sum(-2, keepdim=True)
+            result = result + (self.keys.shift[..., None] * v).sum(-2, keepdim=True)
+        return result
 
     def tile(self, rows):
         """A product of points."""

@@ -34,6 +34,26 @@ class StoredKernel(Kernel):
             matrix[..., rows, :] = tile.exp_()
         return cls(matrix, *(p.masked_fill(p == -torch.inf, 0) for p in (f, g)))
 
+    @classmethod
+    def normal(cls, scores: Scores, log_b: Tensor, g: Tensor, dtype: torch.dtype) -> StoredKernel:
+        """With the $f$ for which rows integrate to one, found in the same pass."""
+        matrix, found = torch.empty(scores.shape, dtype=dtype, device=scores.device), []
+        dead = log_b == -torch.inf
+        alive, weights = g.masked_fill(dead, -torch.inf)[..., None, :], log_b.exp()[..., None]
+        for rows in scores.cuts():
+            tile = scores.tile(rows) + alive
+            top = tile.amax(-1, keepdim=True)
+            top = top.masked_fill(top == -torch.inf, 0)
+            mass = tile.sub_(top).exp_() @ weights
+            matrix[..., rows, :] = tile.div_(mass.clamp_min(torch.finfo(tile.dtype).tiny))
+            found.append(-(top + mass.log()).masked_fill(mass == 0, 0)[..., 0])
+        return cls(matrix, torch.cat(found, -1), g.masked_fill(dead, 0))
+
+    @property
+    def rounding(self) -> float:
+        """A marginal error far above what the rounding of its entries makes."""
+        return 1e3 * torch.finfo(self.matrix.dtype).eps
+
     @property
     def T(self):
         """Transposed."""

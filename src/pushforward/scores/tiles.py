@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from .._precision import wide
-from .interface import Scores
+from .interface import Scores, by_rows, linear_by_rows
 
 
 class TileScores(Scores, ABC):
@@ -21,13 +20,13 @@ class TileScores(Scores, ABC):
     def over_keys(self, bias):
         """Row by row."""
         bias = bias[..., None, :]
-        return self._rows(lambda rows: _logsumexp(self.tile(rows) + bias))
+        return by_rows(self, lambda rows: _logsumexp(self.tile(rows) + bias))
 
     def average(self, v, bias):
         """Row by row; 0 where nothing is seen."""
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
-        means = self._rows(lambda rows: softmax(self.tile(rows) + bias) @ v.to(self.dtype))
+        means = by_rows(self, lambda rows: softmax(self.tile(rows) + bias) @ v.to(self.dtype))
         return means.to(v.dtype)
 
     def mean(self, bias):
@@ -50,7 +49,11 @@ class TileScores(Scores, ABC):
             finite = what.masked_fill(what.isinf(), 0)
             return (softmax(scores + bias) * finite).sum(-1)
 
-        return self._rows(part)
+        return by_rows(self, part)
+
+    def linear(self, v, weights):
+        """Row by row."""
+        return linear_by_rows(self, v, weights)
 
     def size(self):
         """Found by looking at all."""
@@ -59,16 +62,6 @@ class TileScores(Scores, ABC):
             return torch.stack(
                 [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
             ).amax()
-
-    def _rows(self, part: Callable[[slice], Tensor]) -> Tensor:
-        """Concatenate what `part` makes of slices of the rows."""
-        cuts = list(self.cuts())
-        if len(cuts) == 1:
-            return part(cuts[0])
-        again = torch.is_grad_enabled()
-        run = lambda rows: checkpoint(part, rows, use_reentrant=False) if again else part(rows)
-        parts = [run(rows) for rows in cuts]
-        return torch.cat(parts, -1 if parts[0].ndim == len(self.shape) - 1 else -2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +276,86 @@ class MappedScores(TileScores):
     def detach(self):
         """The other scores detached."""
         return MappedScores(self.inner.detach(), self.function)
+
+
+@dataclass(frozen=True, eq=False)
+class TopScores(TileScores):
+    """0 where a query's score is highest, minus infinity elsewhere, without gradient.
+
+    Args:
+        inner: the other scores.
+        least: what a score must reach, for each query.
+        swapped: whether the queries are on the side of the keys.
+    """
+
+    inner: Scores
+    least: Float[Tensor, "*#b m"]
+    swapped: bool = False
+
+    @classmethod
+    def among(cls, scores: Scores, allowed: Bool[Tensor, "*#b n"]) -> TopScores:
+        """The highest scores among allowed keys, up to the rounding of their products."""
+        inner, least = scores.detach(), []
+        with torch.no_grad():
+            for rows in inner.cuts():
+                tile = inner.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
+                size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
+                least.append(tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size)
+        return cls(inner, torch.cat(least, -1))
+
+    @property
+    def unit(self):
+        """Of the other scores."""
+        return self.inner.unit
+
+    @property
+    def shape(self):
+        """Of the other scores."""
+        return self.inner.shape
+
+    @property
+    def dtype(self):
+        """Of the other scores."""
+        return self.inner.dtype
+
+    @property
+    def device(self):
+        """Of the other scores."""
+        return self.inner.device
+
+    @property
+    def T(self):
+        """The other scores transposed."""
+        return TopScores(self.inner.T, self.least, not self.swapped)
+
+    def tile(self, rows):
+        """Compare a tile."""
+        tile = self.inner.tile(rows)
+        least = self.least[..., None, :] if self.swapped else self.least[..., rows, None]
+        return torch.zeros_like(tile).masked_fill(tile < least, -torch.inf)
+
+    def cost_tile(self, rows):
+        """Costs are those of the other scores."""
+        return -self.inner.unit * self.inner.tile(rows)
+
+    def scaled(self, factor):
+        """The same keys are highest."""
+        return self
+
+    def to(self, dtype):
+        """As they are: zero is zero."""
+        return self
+
+    def at(self, index):
+        """Some elements of the other scores."""
+        m = self.least.shape[-1]
+        return replace(
+            self, inner=self.inner.at(index), least=self.least.expand(*self.shape[:-2], m)[index]
+        )
+
+    def detach(self):
+        """They have no gradient."""
+        return self
 
 
 def _logsumexp(scores: Tensor) -> Tensor:

@@ -1,95 +1,21 @@
-r"""Normalisers: how an affinity becomes a relation.
-
-A normaliser makes of the scores $A$ a density $e^{A'+f(x)+g(y)}$ against $\mu\otimes\nu$. What it
-has to find out about the two measures as wholes is a potential $g$ on the keys; the rest follows
-query by query, so that a relation can be evaluated anywhere.
-"""
+"""Couplings: Sinkhorn to a tolerance or for some steps, and what it says when it fails."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from ._checks import check_number, holds
-from .feasibility import diagnose
-from .implicit import differentiable
-from .marginals import Marginals, charge, rebalanced
-from .scores import DenseScores, MappedScores, PointScores, Scores
-from .sinkhorn import Settings, alternate, solve
-
-TOL = 1e-6
-"""The marginal error `Sinkhorn()` goes for, and below which a relation counts as a coupling."""
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What a normaliser found out about two measures.
-
-    Args:
-        g: the potential on the keys, None for zero.
-        steps: iterations it took.
-        parts: connected parts of the pattern of allowed pairs, None for one.
-        scores: those to use from now on, where they changed: other dtype, fewer pairs.
-        log_b: the log-weights of the keys to use from now on, where rounding had to be mended.
-    """
-
-    g: Float[Tensor, "*#b n"] | None = None
-    steps: int = 0
-    parts: tuple[Int[Tensor, "*#b m"], Int[Tensor, "*#b n"]] | None = None
-    scores: Scores | None = None
-    log_b: Float[Tensor, "*#b n"] | None = None
-
-
-class Normaliser(ABC):
-    """A way to make a relation of scores."""
-
-    two_sided: ClassVar[bool] = False
-    """Whether it needs a measure on the side of the queries too."""
-    pointwise: ClassVar[bool] = True
-    """Whether it can be asked at queries that are no atoms."""
-    keeps: Literal["rows", "both", "none"]
-    """Which marginals its relations have: a conditional, a coupling, or neither."""
-
-    @abstractmethod
-    def find(
-        self, scores: Scores, log_a: Tensor, log_b: Tensor, start: Tensor | None = None
-    ) -> Found:
-        """What depends on both measures as wholes.
-
-        Args:
-            scores: between the query measure and the context.
-            log_a: log-weights of the query measure, normalised.
-            log_b: log-weights of the context, normalised.
-            start: a potential on the keys to start from.
-        """
-
-    def density(self, scores: Scores, log_b: Tensor, found: Found) -> tuple[Scores, Tensor | None]:
-        """At any queries: the scores $A'$, and $f$ unless rows are to be normalised."""
-        return scores, None
-
-
-@dataclass(frozen=True)
-class Softmax(Normaliser):
-    r"""Conditional distributions: $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$.
-
-    The joint $\mu\otimes\kappa$ minimises
-    $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$ among all
-    plans whose first marginal is $\mu$.
-    """
-
-    keeps = "rows"
-
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing: no constraint on the columns."""
-        return Found()
+from .._checks import check_number, holds
+from ..feasibility import diagnose
+from ..implicit import differentiable
+from ..marginals import Marginals, charge, rebalanced
+from ..scores import DenseScores, PointScores, Scores
+from ..sinkhorn import Settings, alternate, solve
+from .interface import TOL, Found, Normaliser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,116 +184,3 @@ def _mirrored(scores: Scores, sides: Marginals) -> bool:
         return False
     pairs = zip((*scores.queries, sides.log_a), (*scores.keys, sides.log_b), strict=True)
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
-
-
-@dataclass(frozen=True)
-class DualSoftmax(Normaliser):
-    r"""The product of both conditionals, $e^{2A-r(x)-c(y)}$, as keypoint matchers use it.
-
-    $r=\log\int e^Ad\nu$ and $c=\log\int e^Ad\mu$. Neither marginal is kept: masses are
-    confidences.
-    """
-
-    two_sided: ClassVar[bool] = True
-    keeps = "none"
-
-    def find(self, scores, log_a, log_b, start=None):
-        """Minus the columns' normalisation."""
-        return Found(-scores.over_queries(log_a))
-
-    def density(self, scores, log_b, found):
-        """Twice the scores, minus the rows' normalisation."""
-        return scores.scaled(2), -scores.over_keys(log_b)
-
-
-@dataclass(frozen=True)
-class Sigmoid(Normaliser):
-    r"""Independent pairs: the density $\sigma(A+\beta)=1/(1+e^{-A-\beta})$.
-
-    Args:
-        bias: $\beta$.
-    """
-
-    bias: float = 0.0
-    keeps = "none"
-
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing."""
-        return Found()
-
-    def density(self, scores, log_b, found):
-        r"""$\log\sigma(A+\beta)$ as scores."""
-        mapped = MappedScores(scores, lambda tile: logsigmoid(tile + self.bias))
-        return mapped, torch.zeros_like(scores.over_keys(log_b))
-
-
-@dataclass(frozen=True)
-class Hard(Normaliser):
-    r"""The coupling of least cost $\int c\,d\pi$, $c=-A$: what Sinkhorn tends to as
-    $\varepsilon\to0$.
-
-    With equal numbers of atoms of equal weights it is a permutation, found as a linear sum
-    assignment by SciPy, else an exact transport plan, found by POT. It is piecewise constant in
-    the points, so its gradients in them are zero, and it relates atoms only.
-    """  # noqa: D205
-
-    two_sided: ClassVar[bool] = True
-    pointwise: ClassVar[bool] = False
-    keeps = "both"
-
-    @property
-    def goal(self) -> float:
-        """Exact up to rounding."""
-        return TOL
-
-    def find(self, scores, log_a, log_b, start=None):
-        """The plan, as scores of its own."""
-        with torch.no_grad():
-            a, b = (logs.double().exp() for logs in (log_a, log_b))
-            *batch, m, n = scores.shape
-            fold = lambda t, *shape: t.expand(*batch, *shape).reshape(-1, *shape).cpu().numpy()
-            costs = -scores.unit * scores.matrix()
-            each = zip(fold(costs.double(), m, n), fold(a, m), fold(b, n), strict=True)
-            plans = torch.stack([_exact_plan(*problem) for problem in each])
-            plan = plans.reshape(*batch, m, n).to(log_b.device)
-            product = a[..., :, None] * b[..., None, :]
-            density = torch.where(plan > 0, plan / torch.where(product > 0, product, 1), 0)
-        return Found(scores=DenseScores(density.log().to(log_b.dtype), scores.unit, costs))
-
-
-def _exact_plan(cost, a, b) -> Tensor:
-    """A coupling of least cost, of NumPy arrays."""
-    import numpy as np
-
-    forbidden = np.isposinf(cost)
-    finite = cost[np.isfinite(cost)]
-    cost = np.where(forbidden, 1 + len(cost) * np.ptp(finite) + finite.max(), cost)
-    plan = _least_cost(cost, a, b)
-    if plan[forbidden].sum() > 1e-12:
-        raise ValueError(
-            "No coupling of these marginals lives on the allowed pairs. Allow more pairs, or give "
-            "other marginals."
-        )
-    return torch.from_numpy(plan)
-
-
-def _least_cost(cost, a, b):
-    """By assignment where atoms are equal, by a transport problem elsewhere."""
-    import numpy as np
-
-    if (
-        len(a) == len(b)
-        and np.allclose(a, 1 / len(a), rtol=1e-6, atol=0)
-        and np.allclose(a, b, 1e-6, 0)
-    ):
-        from scipy.optimize import linear_sum_assignment
-
-        plan = np.zeros_like(cost)
-        rows, columns = linear_sum_assignment(cost)
-        plan[rows, columns] = a[rows]
-        return plan
-    try:
-        import ot
-    except ImportError as error:
-        raise ImportError("Exact plans need POT. Install it: `pip install POT`.") from error
-    return ot.emd(a / a.sum(), b / b.sum(), cost, numItermax=10_000_000)

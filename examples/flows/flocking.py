@@ -1,0 +1,49 @@
+"""Flocks hold together below a threshold of speed. Writes out/flocking.png.
+
+With influence 1/(1 + r^2), velocities agree if their diameter is below pi/2 - atan(D_X).
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+import pushforward as pf
+
+small = "--small" in sys.argv
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+n = 20 if small else 100
+field = pf.fields.CuckerSmale(lambda r: 1 / (1 + r.square()))
+x = 0.3 * torch.randn(n, 2)
+v = torch.randn(n, 2)
+v = v / pf.observables.diameter(v)
+spread = pf.observables.diameter(x).item()
+threshold = math.pi / 2 - math.atan(spread)
+
+figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+for share in (0.3, 0.7, 0.95, 2.0, 8.0, 20.0):
+    mu = pf.Measure(torch.cat([x, share * threshold * v], -1))
+    path = pf.flow(field, mu, t1=20.0, solver=pf.RK4(steps=100 if small else 800), save=50)
+    speeds = path.velocity_diameter()
+    axes[0].semilogy(path.times, speeds / speeds[0], label=f"{share:g} x threshold")
+    print(
+        f"D_V(0) = {share:5.2f} of the threshold: falls to {speeds[-1] / speeds[0]:.1e} by t = 20"
+    )
+    if share in (0.7, 20.0):
+        ax = axes[1 if share < 1 else 2]
+        tracks = torch.stack([m.atoms[:, :2] for m in path])
+        ax.plot(*tracks.permute(2, 0, 1).numpy(), color="#1f6f8b", lw=0.5, alpha=0.5)
+        ax.plot(*tracks[-1].T, ".", color="#c8553d", ms=3)
+        ax.set_title(f"positions, {share:g} x threshold")
+        ax.set_aspect("equal")
+axes[0].set(title="velocity diameter", xlabel="t")
+axes[0].legend(frameon=False, fontsize=8)
+Path("out").mkdir(exist_ok=True)
+figure.savefig("out/flocking.png", dpi=110)
+print("Picture: out/flocking.png")

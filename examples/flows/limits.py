@@ -1,0 +1,40 @@
+"""Two limits, with their rates: depth and tokens. Writes out/limits.png."""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+import pushforward as pf
+
+small = "--small" in sys.argv
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+Q, K, V = (0.9 * torch.randn(3, 3) for _ in range(3))
+field = pf.fields.SelfAttention(Q, K, V)
+cube = lambda n, generator: pf.Measure(2 * torch.rand(n, 3, generator=generator) - 1)
+
+mu = cube(50, torch.Generator().manual_seed(0))
+depth = pf.studies.depth(field, mu, [8, 16, 32] if small else [8, 16, 32, 64, 128])
+print(depth)
+tokens = pf.studies.tokens(
+    field, cube, [25, 100] if small else [100, 400, 1600], solver=pf.RK4(steps=4),
+    repetitions=10 if small else 100,
+)  # fmt: skip
+print(tokens)
+
+figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+titles = ("a residual network tends to its flow", "particles tend to their mean field")
+for ax, study, title in zip(axes, (depth, tokens), titles, strict=True):
+    line = [study.errors[0] * (n / study.sizes[0]) ** study.expected for n in study.sizes]
+    ax.loglog(study.sizes, line, "--", color="#8a8a8a", label=f"slope {study.expected:g}")
+    ax.loglog(study.sizes, study.errors, "o-", color="#1f6f8b", label=f"{study.rate:.2f}")
+    ax.set(xlabel=study.name, ylabel="error", title=title)
+    ax.legend(frameon=False)
+Path("out").mkdir(exist_ok=True)
+figure.savefig("out/limits.png", dpi=110)
+print("Picture: out/limits.png")

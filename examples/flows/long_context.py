@@ -1,0 +1,44 @@
+"""How temperature must grow with the context: collapse or identity. Writes out/long_context.png.
+
+Tokens of mutual product rho, beta = gamma log n: a token's weight on itself tends to 0 below
+gamma = 1/(1 - rho), to 1 above, and layers average everything or move nothing.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+import pushforward as pf
+
+small = "--small" in sys.argv
+rho = 0.5
+sizes = [16, 64] if small else [16, 64, 256, 1024]
+gammas = torch.linspace(0, 4, 5 if small else 33)
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+for n in sizes:
+    gram = torch.full((n, n), rho) + (1 - rho) * torch.eye(n)
+    mu = pf.Measure(torch.linalg.cholesky(gram))
+    own, turned = [], []
+    for gamma in gammas.tolist():
+        beta, eye = gamma * math.log(n), torch.eye(n)
+        field = pf.fields.SelfAttention(beta * eye, eye, eye, manifold=pf.Sphere())
+        own.append(field.relation(mu).matrix()[0].diagonal().mean().item())
+        x = pf.flow(field, mu, t1=1.0, solver=pf.Euler(steps=4))[-1].atoms
+        turned.append(((x @ x.mT).sum() - n).item() / (n * (n - 1)))
+    left.plot(gammas, own, label=f"n = {n}")
+    right.plot(gammas, turned, label=f"n = {n}")
+    print(f"n = {n}: weight on itself {own[0]:.3f} at gamma = 0, {own[-1]:.3f} at gamma = 4")
+for ax, title in ((left, "weight on itself"), (right, "mutual product after t = 1")):
+    ax.axvline(1 / (1 - rho), color="#8a8a8a", ls="--")
+    ax.set(title=title, xlabel=r"$\gamma$, with $\beta=\gamma\log n$")
+left.legend(frameon=False)
+Path("out").mkdir(exist_ok=True)
+figure.savefig("out/long_context.png", dpi=110)
+print("Picture: out/long_context.png")

@@ -1,0 +1,42 @@
+"""Clusters on a circle, for a long time: the energy is a staircase. Writes out/metastability.png.
+
+At high beta tokens form several clusters at once, which then merge after times exponential in
+beta: steps of the energy on a logarithmic clock.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+
+import pushforward as pf
+
+small = "--small" in sys.argv
+torch.manual_seed(1)
+torch.set_default_dtype(torch.float64)
+beta, eye = 7.0, torch.eye(2)
+t1 = 30.0 if small else 3e3
+angle = 2 * torch.pi * torch.rand(20 if small else 60)
+mu = pf.Measure(torch.stack([angle.cos(), angle.sin()], -1))
+field = pf.fields.SelfAttention(beta * eye, eye, eye, manifold=pf.Sphere())
+clock = torch.logspace(-2, torch.log10(torch.tensor(t1)).item(), 120).tolist()[:-1]
+path = pf.flow(field, mu, t1, solver=pf.Dopri5(rtol=1e-7), save=clock)
+energy, count = path.energy(), path.cluster_count(tol=0.1)
+print(f"clusters: {count[0]} at first, {count[len(count) // 2]} midway, {count[-1]} at last")
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+turns = torch.stack([torch.atan2(m.atoms[:, 1], m.atoms[:, 0]) for m in path])
+left.plot(path.times[1:], turns[1:], ".", color="#1f6f8b", ms=1)
+left.set(xscale="log", xlabel="t", ylabel="angle", title="tokens on the circle")
+right.plot(path.times[1:], energy[1:], color="#c8553d")
+right.set(xscale="log", xlabel="t", title="energy")
+twin = right.twinx()
+twin.step(path.times[1:], count[1:], color="#8a8a8a")
+twin.set_ylabel("clusters")
+Path("out").mkdir(exist_ok=True)
+figure.savefig("out/metastability.png", dpi=110)
+print("Picture: out/metastability.png")

@@ -1,0 +1,157 @@
+"""Flows as in-context maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._checks import check_kind, check_number
+from ..fields.combined import adopt
+from ..maps import Answer, Conditioned, InContextMap
+from ..measures import Measure
+from ..solvers import RK4, Dynamics, FixedStep, Solver, State
+from .dynamics import Characteristics
+from .gradients import Backprop, Gradients
+from .watch import Watched
+
+STEPS = 100
+"""Of the solver that is taken if none is given."""
+
+
+class Flow(Conditioned):
+    r"""The flow of a field as an in-context map, $\partial_tG_t(\mu,x)=V_t[\mu_t](G_t(\mu,x))$.
+
+    Here $\mu_t=G_t(\mu,\cdot)_\sharp\mu$: queries move with the context, which does not see them.
+    The push-forward is the solution map $\mu_0\mapsto\mu_T$ of the Vlasov equation
+    $\partial_t\mu+\operatorname{div}(V_t[\mu]\mu)=0$. As every in-context map it composes, pushes,
+    and is trained.
+
+    Args:
+        field: a velocity, any in-context map from a space into itself.
+        t1: the end $T$.
+        t0: the beginning; flows also run backwards.
+        solver: `RK4(steps=100)` by default.
+        gradients: `Backprop()` or `Adjoint()`.
+
+    Examples:
+        >>> decay = pf.Pointwise(lambda x: -x)
+        >>> G = pf.Flow(decay, t1=1.0)
+        >>> G(pf.Measure(torch.zeros(3, 1)), torch.ones(1, 1))
+        tensor([[0.3679]])
+    """
+
+    def __init__(
+        self,
+        field: InContextMap,
+        t1: float,
+        *,
+        t0: float = 0.0,
+        solver: Solver | None = None,
+        gradients: Gradients | None = None,
+    ):
+        super().__init__()
+        solver, gradients = check_flow(field, t0, t1, solver, gradients)
+        adopt(self, [field])
+        self.field, self.t0, self.t1 = field, float(t0), float(t1)
+        self.solver, self.gradients = solver, gradients
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """Fixed steps are taken once, and replayed for queries to come; others are taken anew."""
+        kept = isinstance(self.solver, FixedStep) and (
+            self.gradients == Backprop() or not torch.is_grad_enabled()
+        )
+        if not kept:
+            return lambda x, t: self.answer(mu, x, t, queries)
+        dynamics = Characteristics(self.field, mu, queries=queries)
+        dynamics.answers = []
+        self._end(dynamics, dynamics.start())
+        answers = dynamics.answers
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            replay = _Replay(self.field, answers, t)
+            return self._grid_end(replay, (_spread(mu, x),))[0]
+
+        return answer
+
+    def answer(
+        self, mu: Measure, x: Tensor, t: Tensor | None, queries: Measure | None = None
+    ) -> Tensor:
+        """Queries and context move together."""
+        dynamics = Characteristics(self.field, mu, t, queries)
+        return self._end(dynamics, dynamics.start(_spread(mu, x)))[-1]
+
+    def advance(self, mu: Measure) -> Measure:
+        """The context alone."""
+        dynamics = Characteristics(self.field, mu)
+        return mu.moved(self._end(dynamics, dynamics.start())[0])
+
+    def _end(self, dynamics: Characteristics, state: State) -> State:
+        grid = self.solver.grid(self.t0, self.t1, 1)
+        for cloud in state:
+            self.field.manifold.check("points", cloud)
+        watched = Watched(self.solver, self.gradients, dynamics, grid)
+        return watched.march(state, 0, len(grid.times) - 1)
+
+    def _grid_end(self, dynamics: Dynamics, state: State) -> State:
+        grid = self.solver.grid(self.t0, self.t1, 1)
+        return self.solver.march(dynamics, state, grid, 0, len(grid.times) - 1)
+
+    def extra_repr(self) -> str:
+        """The choices that are no parameters."""
+        return f"t0={self.t0:g}, t1={self.t1:g}, {self.solver}, {self.gradients}"
+
+
+class _Replay(Dynamics):
+    """Queries in a context whose every move is known."""
+
+    def __init__(self, field: InContextMap, answers: list[Answer], t: Tensor | None):
+        self.field, self.left, self.t = field, iter(answers), t
+
+    def __call__(self, t: float, state: State, stage: int) -> State:
+        answer = next(self.left)
+        return tuple(answer(x, self.t) for x in state)
+
+    def retract(self, state):
+        """On the manifold of the field."""
+        return tuple(self.field.manifold.retract(x) for x in state)
+
+    def parts(self):
+        """Answers are those of the parts, in their order."""
+        return [self] * len(list(self.field))
+
+
+def check_flow(
+    field: InContextMap, t0: float, t1: float, solver: Solver | None, gradients: Gradients | None
+) -> tuple[Solver, Gradients]:
+    """Choices that make a flow, with their defaults."""
+    fix = "A function of points becomes one with `pf.Pointwise(function)`."
+    check_kind("field", field, InContextMap, fix)
+    solver = RK4(steps=STEPS) if solver is None else solver
+    gradients = Backprop() if gradients is None else gradients
+    check_kind("solver", solver, Solver, "Use `pf.RK4(steps=100)`, say.")
+    check_kind("gradients", gradients, Gradients, "Use `pf.Backprop()` or `pf.Adjoint()`.")
+    for name, t in (("t0", t0), ("t1", t1)):
+        check_number(name, t, least=-float("inf"))
+        if not abs(t) < float("inf"):
+            raise ValueError(f"`{name}` must be finite, got {t}.")
+    if t0 == t1:
+        raise ValueError(f"A flow needs time to pass, got t0 = t1 = {t0:g}.")
+    if None not in (field.dim, field.out_dim) and field.dim != field.out_dim:
+        raise ValueError(
+            f"A field is a velocity in its own space, got a map from R^{field.dim} to "
+            f"R^{field.out_dim}."
+        )
+    if field.dim != field.context_dim:
+        raise ValueError(
+            f"A flow moves its context, got cross-attention from R^{field.context_dim} to "
+            f"R^{field.dim}."
+        )
+    return solver, gradients
+
+
+def _spread(mu: Measure, x: Tensor) -> Tensor:
+    """Queries for every context of a batch."""
+    if not mu.batch_shape:
+        return x
+    batch = torch.broadcast_shapes(mu.batch_shape, x.shape[:-2])
+    return x.expand(*batch, *x.shape[-2:])
