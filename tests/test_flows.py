@@ -124,7 +124,7 @@ def time_dependent(n=6):
 ORDER_FIELDS = {
     "softmax": lambda: softmax_field(scale=0.9),
     "sphere": lambda: softmax_field(3, 1.0, manifold=pf.Sphere()),
-    "kuramoto": lambda: pf.fields.Kuramoto(1.0, dim=2),
+    "kuramoto": lambda: pf.fields.Kuramoto(2.0, dim=2),
     "cucker-smale": lambda: pf.fields.CuckerSmale(),
 }
 
