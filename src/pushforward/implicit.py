@@ -31,11 +31,12 @@ MAX_STEPS = 2000
 def differentiable(scores: Scores, sides: Marginals, g: Tensor) -> Tensor:
     """The potential `g` of a fixed point, with its gradients in scores and weights."""
     g = g.detach()
+    some = (scores.tile(slice(0, 1)), sides.log_a, sides.log_b)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in some)):
+        return g
     r = scores.over_keys(charge(sides.log_b, g))
     f = -sides.damping[0] * r.detach()
     c = scores.over_queries(charge(sides.log_a, f))
-    if not (r.requires_grad or c.requires_grad):
-        return g
     return _Implicit.apply(r, c, g, lambda up: _adjoint(scores.detach(), sides.detach(), f, g, up))
 
 
