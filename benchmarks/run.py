@@ -180,6 +180,8 @@ def main():
         cuda_sinkhorn=written("cuda_sinkhorn.txt"),
         sinkhorn=written("sinkhorn.md"),
         stochastic=written("stochastic.md"),
+        flows=written("flows.md"),
+        cuda_flows=written("cuda_flows.txt"),
         line=table(["", "ours, s", "error", "SciPy, s", "error"], results["line_transport"]),
     )
     print(page)
@@ -244,6 +246,17 @@ most 1 GiB; "streamed" forbids that.
 As `benchmarks/stochastic.py` writes it.
 
 {stochastic}
+## Flows
+
+Softmax attention in three dimensions as a flow, as `benchmarks/flows.py` writes it. The naive loop
+holds all pairs, and so does SDPA in float32 at a head dimension of three.
+
+{flows}
+On a GPU:
+
+```
+{cuda_flows}```
+
 ## Transport on the line
 
 float64, one core; errors against extended precision.

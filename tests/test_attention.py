@@ -186,3 +186,53 @@ def test_traits_show_on_composites():
     causal = pf.Transformer(2, depth=1, mask=pf.Causal(), norm=pf.PreNorm())
     assert causal.causal and not causal.two_sided
     assert pf.Residual(pf.Attention(2, normaliser=pf.Sinkhorn(steps=2))).two_sided
+
+
+def dense(layer, mu):
+    """Scores, values and normalised weights of a layer of one head, written out."""
+    q, k, v = (m(mu.atoms) for m in (layer.Q, layer.K, layer.V))
+    return q @ k.mT / q.shape[-1] ** 0.5, v, mu.normalise().weights
+
+
+def test_unnormalised_attention():
+    layer, mu = pf.Attention(2, normaliser=pf.Unnormalised()), measure(7)
+    A, v, w = dense(layer, mu)
+    assert worst(layer.push(mu).atoms, layer.W((A.exp() * w) @ v)) < 1e-13
+
+
+@pytest.mark.parametrize("affinity", [pf.Dot(0.7), pf.SquaredDistance(1.3)], ids=repr)
+def test_linear_attention(affinity):
+    """The scores themselves as a density, signs and all."""
+    layer, mu = pf.Attention(2, normaliser=pf.Linear(), affinity=affinity), measure(7)
+    q, k, v = (m(mu.atoms) for m in (layer.Q, layer.K, layer.V))
+    A = 0.7 * q @ k.mT if isinstance(affinity, pf.Dot) else -torch.cdist(q, k).square() / 1.3
+    w = mu.normalise().weights
+    assert worst(layer.push(mu).atoms, layer.W((A * w) @ v)) < 1e-13
+    pi = layer.relation(mu)[0]
+    assert worst(pi.matrix(), w[:, None] * A * w) < 1e-13
+    assert worst(pi.transpose().matrix(), pi.matrix().mT) < 1e-14
+    assert worst(pi.apply(v), (A * w) @ v) < 1e-13
+    assert torch.equal(pi.assignment(), (A * w).argmax(-1))
+
+
+def test_linear_attention_takes_linear_time():
+    """No pair is formed: a million tokens fit."""
+    mu = pf.Measure(torch.randn(1_000_000, 2))
+    assert pf.Attention(2, normaliser=pf.Linear())(mu, torch.randn(3, 2)).isfinite().all()
+
+
+def test_hardmax_attention():
+    """The mean over the keys of highest score, ties by mass, atoms without mass unseen."""
+    atoms = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [5.0, 5.0]])
+    mu = pf.Measure(atoms, torch.tensor([1.0, 3.0, 1.0, 0.0]))
+    eye = torch.eye(2)
+    field = pf.fields.SelfAttention(eye, eye, eye, normaliser=pf.Hardmax())
+    x = torch.tensor([[2.0, 1.0], [1.0, 1.0], [-1.0, 1e-18]])
+    exact = torch.tensor([[1.0, 0.0], [0.25, 0.75], [-1.0, 0.0]])
+    assert worst(field(mu, x), exact) < 1e-15
+    hot = pf.fields.SelfAttention(1e4 * eye, eye, eye)
+    assert worst(hot(mu, x), exact) < 1e-12
+    kappa = field.relation(mu)
+    assert worst(kappa.matrix().sum(-1), torch.ones(1, 4)) < 1e-15
+    joint = kappa[0].joint(mu)
+    assert worst(joint.matrix().sum(), torch.tensor(1.0)) < 1e-14

@@ -81,6 +81,15 @@ def test_files_speak_for_themselves(tmp_path):
         assert float(file.metadata()["time"]) == 1.0
 
 
+def test_a_bar_appears_after_a_second(capsys):
+    """Long runs say how far they are, short ones nothing."""
+    slow = pf.Pointwise(lambda x: time.sleep(0.15) or -x)
+    pf.flow(slow, measure(3), 1.0, solver=pf.Euler(2), progress=True)
+    assert capsys.readouterr().err.strip() == ""
+    pf.flow(slow, measure(3), 1.0, solver=pf.Euler(10), save=10, progress=True)
+    assert "100%" in capsys.readouterr().err
+
+
 KILLED = """
 import sys, torch, pushforward as pf
 torch.set_default_dtype(torch.float64)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,10 +75,9 @@ class Adjoint(Gradients):
         held = [*field.parameters(), *field.buffers()]
         held += [m.log_weights for m in measures if m is not None]
         others = [t for t in held if t.requires_grad]
-        pieces = range(first, last) if isinstance(solver, FixedStep) else range(first, first + 1)
-        for k in pieces:
-            end = k + 1 if isinstance(solver, FixedStep) else last
-            span = Grid((grid.times[k], grid.times[end]), (0, 1))
+        steps = range(first, last + 1) if isinstance(solver, FixedStep) else (first, last)
+        for begin, end in pairwise(steps):
+            span = Grid((grid.times[begin], grid.times[end]), (0, 1))
             solve = _one_step(solver, dynamics, span)
             state = _Backsolve.apply(solve, len(state), *state, *others)
         return dynamics.retract(state)  # whose gradient is the tangent part

@@ -68,8 +68,9 @@ class Flow(Conditioned):
         answers = dynamics.answers
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            replay = _Replay(self.field, answers, t)
-            return self._grid_end(replay, (_spread(mu, x),))[0]
+            replay, grid = _Replay(self.field, answers, t), self.solver.grid(self.t0, self.t1, 1)
+            last = len(grid.times) - 1
+            return self.solver.march(replay, (_spread(mu, x),), grid, 0, last)[0]
 
         return answer
 
@@ -91,10 +92,6 @@ class Flow(Conditioned):
             self.field.manifold.check("points", cloud)
         watched = Watched(self.solver, self.gradients, dynamics, grid)
         return watched.march(state, 0, len(grid.times) - 1)
-
-    def _grid_end(self, dynamics: Dynamics, state: State) -> State:
-        grid = self.solver.grid(self.t0, self.t1, 1)
-        return self.solver.march(dynamics, state, grid, 0, len(grid.times) - 1)
 
     def extra_repr(self) -> str:
         """The choices that are no parameters."""

@@ -103,12 +103,8 @@ class Path:
         """The largest difference of two velocities: those of tokens $(x,v)$, or of the field."""
         if self._second_order:
             return self.map(lambda mu: observables.diameter(halves(mu.atoms)[1]))
-        field, times = self._needs_field(), self.times.tolist()
-        found = [
-            observables.diameter(field.at_time(t)(mu, mu.atoms, mu.times))
-            for t, mu in zip(times, self, strict=True)
-        ]
-        return torch.stack(found)
+        speeds = lambda field, mu: observables.diameter(field(mu, mu.atoms, mu.times))
+        return torch.stack(self._with_field(speeds))
 
     def order(self) -> Series:
         r"""How far all agree, from 0 to 1: $|\int e^{i\theta}d\mu|$ or $|\int x/|x|\,d\mu|$."""
@@ -129,11 +125,11 @@ class Path:
 
     def attention_entropy(self) -> Float[Tensor, "s layers"]:
         """The mean Shannon entropy of attention rows, for every attention layer of the field."""
-        return self.map(lambda mu: observables.attention_entropy(self._needs_field(), mu))
+        return torch.stack(self._with_field(observables.attention_entropy))
 
     def leaders(self) -> list[Int[Tensor, " leaders"]]:
         """The atoms that some atom attends to most, at every time."""
-        return [observables.leaders(self._needs_field(), mu) for mu in self]
+        return self._with_field(observables.leaders)
 
     def wasserstein(self, reference: Measure, p: int = 1) -> Series:
         """The Wasserstein distance to a measure, at every time.
@@ -165,6 +161,11 @@ class Path:
     def _second_order(self) -> bool:
         return isinstance(self.field, SecondOrder | CuckerSmale | Harmonic)
 
+    def _with_field(self, f: Callable[[InContextMap, Measure], Tensor]) -> list[Tensor]:
+        """A function of the field and the measure, at every time."""
+        field, times = self._needs_field(), self.times.tolist()
+        return [f(field.at_time(t), mu) for t, mu in zip(times, self, strict=True)]
+
     def _needs_field(self) -> InContextMap:
         if self.field is None:
             raise ValueError(
@@ -174,10 +175,12 @@ class Path:
         return self.field
 
     def _of_field(self, name: str) -> Tensor:
-        field: Any = self._needs_field()
-        if not hasattr(field, name):
-            raise TypeError(
-                f"{type(field).__name__} has no {name} known here; `path.map(f)` follows any "
-                "function of measures."
-            )
-        return self.map(getattr(field, name))
+        def value(field: Any, mu: Measure) -> Tensor:
+            if not hasattr(field, name):
+                raise TypeError(
+                    f"{type(field).__name__} has no {name} known here; `path.map(f)` follows any "
+                    "function of measures."
+                )
+            return getattr(field, name)(mu)
+
+        return torch.stack(self._with_field(value))

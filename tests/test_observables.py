@@ -1,0 +1,102 @@
+"""Observables against brute force, and pictures of paths."""
+
+import math
+
+import pytest
+import torch
+from cases import measure, worst
+
+import pushforward as pf
+from pushforward import observables
+
+
+def brute_clusters(x, tol):
+    """Connected components by repeated products of the graph."""
+    reach = (torch.cdist(x, x) <= tol).double()
+    for _ in range(len(x).bit_length() + 1):
+        reach = (reach @ reach > 0).double()
+    return reach > 0
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("tol", [0.05, 0.2, 0.8])
+def test_clusters(d, tol):
+    torch.manual_seed(d)
+    x = torch.cat([torch.rand(80, d), 0.01 * torch.rand(30, d) + 0.5])
+    found = observables.clusters(pf.Measure(x), tol)
+    same = found[:, None] == found[None, :]
+    assert torch.equal(same, brute_clusters(x, tol))
+    sizes = found.bincount()
+    assert (sizes.diff() <= 0).all()  # numbered by falling mass
+
+
+def test_a_collapsed_cloud_is_one_cluster():
+    """A hundred thousand atoms in one place are one node, not five billion pairs."""
+    x = 1e-4 * torch.randn(100_000, 3)
+    assert observables.clusters(pf.Measure(x), 0.01).max() == 0
+
+
+def test_atoms_without_mass_are_in_no_cluster():
+    mu = pf.Measure(torch.tensor([[0.0], [9.0], [0.1]]), torch.tensor([1.0, 0.0, 2.0]))
+    assert observables.clusters(mu, 0.5).tolist() == [0, -1, 0]
+
+
+def test_diameter_and_radius():
+    x = torch.randn(2, 50, 3)
+    assert worst(observables.diameter(x), torch.cdist(x, x).amax((-1, -2))) < 1e-7
+    assert worst(observables.radius(pf.Measure(x)), x.norm(dim=-1).amax(-1)) == 0
+
+
+def test_order():
+    angles = torch.rand(20, 2)
+    mu = pf.Measure(angles, torch.rand(20))
+    w = mu.normalise().weights[:, None]
+    exact = (w * torch.exp(1j * angles)).sum(0).abs().mean()
+    assert worst(observables.order(mu, pf.Torus()), exact) < 1e-14
+    assert worst(observables.order(mu, pf.Torus(1.0)),
+                 (w * torch.exp(2j * math.pi * angles)).sum(0).abs().mean()) < 1e-14  # fmt: skip
+    one = pf.Measure(torch.ones(3, 2))
+    assert worst(observables.order(one), torch.tensor(1.0)) < 1e-15
+
+
+@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.Sinkhorn(tol=1e-10)], ids=repr)
+def test_attention_entropy(normaliser):
+    field, mu = pf.Attention(2, heads=3, normaliser=normaliser), measure(8)
+    relation = field.relation(mu)
+    kappa = relation.matrix()
+    kappa = kappa / kappa.sum(-1, keepdim=True)
+    rows = -(kappa * kappa.log()).sum(-1).mean(0)
+    exact = (mu.normalise().weights * rows).sum()
+    assert worst(observables.attention_entropy(field, mu)[0], exact) < 1e-12
+    with pytest.raises(TypeError, match="rows that are probabilities"):
+        observables.attention_entropy(pf.Attention(2, normaliser=pf.Sigmoid()), mu)
+
+
+def test_path_observables():
+    field, mu = pf.Attention(2), measure(8)
+    path = pf.flow(field, mu, 1.0, solver=pf.RK4(10), save=5)
+    assert path.attention_entropy().shape == (6, 1)
+    assert path.velocity_diameter().shape == (6,) and path.diameter().shape == (6,)
+    assert path.wasserstein(mu.normalise())[0] > 0 or mu.mass == 1
+    assert worst(path.wasserstein(path[0])[0], torch.tensor(0.0)) < 1e-12
+    assert path.clusters(0.1).shape == (6, 8) and path.cluster_count(100.0).tolist() == [1] * 6
+    means, covariances = path.moments()
+    assert worst(means[-1], path[-1].mean()) == 0 and covariances.shape == (6, 2, 2)
+    assert path.map(lambda m: m.mass).shape == (6,)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_pictures_of_a_path(tmp_path, d):
+    mu = pf.Measure(torch.randn(9, d), torch.rand(9))
+    path = pf.flow(pf.Pointwise(lambda x: -x), mu, 1.0, solver=pf.Euler(10), save=10)
+    path.plot().savefig(tmp_path / "path.png")
+    path.animate(tmp_path / "path.gif", seconds=1.0)
+    assert (tmp_path / "path.gif").stat().st_size > 1000
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["path.gif", "path.png"]
+
+
+def test_a_study_draws():
+    study = pf.studies.Study("depth", (8, 16, 32), (0.4, 0.2, 0.1), -1.0)
+    assert study.rate == pytest.approx(-1) and study.ratios == pytest.approx((2, 2))
+    study.plot()
+    assert "rate -1.000, theory -1" in str(study)
