@@ -2,6 +2,7 @@
 
 Usage: python benchmarks/sinkhorn.py           (an hour or two; needs a quiet machine)
        python benchmarks/sinkhorn.py --ours    (ten minutes: ours again, peers as they were)
+       python benchmarks/sinkhorn.py --page    (only the page, from sinkhorn.json)
 
 Every solve runs in a process of its own, after a warm-up in it if that took less than ten
 seconds. A peer gets four times our time, and at least 20 s; it is not started at all where its
@@ -207,8 +208,6 @@ def main():
     from rich.progress import track
 
     kinds = [(d, e, tol) for d in DIMS for e in TEMPERATURES.values() for tol in GOALS]
-    if "--ours" in sys.argv:
-        return again()
     results = {}
     for d, share, tol in track(kinds, description="Sinkhorn"):
         last = {}
@@ -221,7 +220,7 @@ def main():
                     limit = max(20.0, 4 * found[solver]["seconds"])
                 print(config, solver, cell(found[solver], tol), flush=True)
             results[config] = last = found
-    write(results)
+    write(results, memory())
 
 
 def again():
@@ -230,51 +229,66 @@ def again():
 
     known = json.loads((HERE / "sinkhorn.json").read_text())
     results = {}
-    for row in track(known, description="ours"):
+    for row in track(known["rows"], description="ours"):
         config = tuple(row.pop(key) for key in ("n", "d", "share", "tol"))
         for solver in ("ours", "ours, streamed"):
             if "seconds" in row[solver]:
                 row[solver] = measure(solver, config, 600.0)
                 print(config, solver, cell(row[solver], config[-1]), flush=True)
         results[config] = row
-    write(results)
+    write(results, known["memory"])
 
 
-def write(results):
+def memory():
+    """Peaks of two streamed steps with gradients; the one without a graph takes long."""
+    script = [sys.executable, str(HERE / "memory.py"), "sinkhorn_steps", "sinkhorn_implicit"]
+    done = subprocess.run([*script, "65536"], capture_output=True, text=True, check=True)
+    return dict(line.split()[::2] for line in done.stdout.splitlines())
+
+
+def write(results, peaks):
     import torch
     from run import cpu
 
-    script = [sys.executable, str(HERE / "memory.py")]
-    names = ["sinkhorn_steps", "sinkhorn_implicit", "65536"]
-    done = subprocess.run([*script, *names], capture_output=True, text=True, check=True)
-    memory = dict(line.split()[::2] for line in done.stdout.splitlines())
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, cwd=HERE).stdout.strip()
-    lines = [
+    where = (
         f"Commit {commit}, {date.today()}, {cpu()}, {torch.get_num_threads()} cores, Python "
         f"{platform.python_version()}, torch {torch.__version__}."
-    ]
-    names = {v: k for k, v in TEMPERATURES.items()}
-    kinds = dict.fromkeys(key[1:] for key in results)
-    for d, share, tol in kinds:
+    )
+    rows = [dict(zip(("n", "d", "share", "tol"), k, strict=True), **v) for k, v in results.items()]
+    record = {"where": where, "memory": peaks, "rows": rows}
+    (HERE / "sinkhorn.json").write_text(json.dumps(record, indent=1) + "\n")
+    page()
+
+
+def page():
+    """Write sinkhorn.md from sinkhorn.json."""
+    record = json.loads((HERE / "sinkhorn.json").read_text())
+    names, tables = {v: k for k, v in TEMPERATURES.items()}, {}
+    for row in record["rows"]:
+        tables.setdefault((row["d"], row["share"], row["tol"]), {})[row["n"]] = row
+    lines = [record["where"]]
+    for (d, share, tol), sizes in tables.items():
         lines += ["", f"**d = {d}, {names[share]} temperature ({share:g} of the mean cost), error "
                   f"{tol:g}, {GOALS[tol]}**", "",
-                  "| | " + " | ".join(f"n = {n:,}" for n in SIZES) + " |",
-                  "|---|" + "---|" * len(SIZES)]  # fmt: skip
+                  "| | " + " | ".join(f"n = {n:,}" for n in sizes) + " |",
+                  "|---|" + "---|" * len(sizes)]  # fmt: skip
         for solver in SOLVERS:
-            row = [cell(results[n, d, share, tol][solver], tol) for n in SIZES]
-            lines.append(f"| {solver} | " + " | ".join(row) + " |")
+            cells = [cell(row[solver], tol) for row in sizes.values()]
+            lines.append(f"| {solver} | " + " | ".join(cells) + " |")
+    peaks = record["memory"]
     lines += ["", "Peak memory of two streamed steps at n = 65,536, d = 4, float32, the plan "
-              f"applied and all gradients taken: {memory['sinkhorn_steps']} MB through the steps, "
-              f"{memory['sinkhorn_implicit']} MB implicitly."]  # fmt: skip
+              f"applied and all gradients taken: {peaks['sinkhorn_steps']} MB through the steps, "
+              f"{peaks['sinkhorn_implicit']} MB implicitly."]  # fmt: skip
     (HERE / "sinkhorn.md").write_text("\n".join(lines) + "\n")
-    flat = [dict(zip(("n", "d", "share", "tol"), k, strict=True), **v) for k, v in results.items()]
-    (HERE / "sinkhorn.json").write_text(json.dumps(flat, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         solver, n, d, share, tol = sys.argv[2:]
         one(solver, int(n), int(d), float(share), float(tol))
+    elif "--page" in sys.argv:
+        page()
     else:
-        main()
+        again() if "--ours" in sys.argv else main()
