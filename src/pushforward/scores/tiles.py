@@ -217,16 +217,10 @@ class CalledScores(TileScores):
 
 
 @dataclass(frozen=True, eq=False)
-class MappedScores(TileScores):
-    """A function of other scores, entry by entry.
-
-    Args:
-        inner: the other scores.
-        function: of a tile of them.
-    """
+class _DerivedScores(TileScores, ABC):
+    """What is made of other scores, and costs what they cost."""
 
     inner: Scores
-    function: Callable[[Tensor], Tensor]
 
     @property
     def unit(self):
@@ -248,6 +242,22 @@ class MappedScores(TileScores):
         """Of the other scores."""
         return self.inner.device
 
+    def cost_tile(self, rows):
+        """Of the other scores."""
+        return -self.inner.unit * self.inner.tile(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedScores(_DerivedScores):
+    """A function of other scores, entry by entry.
+
+    Args:
+        inner: the other scores.
+        function: of a tile of them.
+    """
+
+    function: Callable[[Tensor], Tensor]
+
     @property
     def T(self):
         """The other scores transposed."""
@@ -256,10 +266,6 @@ class MappedScores(TileScores):
     def tile(self, rows):
         """Map a tile."""
         return self.function(self.inner.tile(rows))
-
-    def cost_tile(self, rows):
-        """Costs are those of the other scores."""
-        return -self.inner.unit * self.inner.tile(rows)
 
     def scaled(self, factor):
         """The function's values multiplied."""
@@ -279,7 +285,7 @@ class MappedScores(TileScores):
 
 
 @dataclass(frozen=True, eq=False)
-class TopScores(TileScores):
+class TopScores(_DerivedScores):
     """0 where a query's score is highest, minus infinity elsewhere, without gradient.
 
     Args:
@@ -288,7 +294,6 @@ class TopScores(TileScores):
         swapped: whether the queries are on the side of the keys.
     """
 
-    inner: Scores
     least: Float[Tensor, "*#b m"]
     swapped: bool = False
 
@@ -304,26 +309,6 @@ class TopScores(TileScores):
         return cls(inner, torch.cat(least, -1))
 
     @property
-    def unit(self):
-        """Of the other scores."""
-        return self.inner.unit
-
-    @property
-    def shape(self):
-        """Of the other scores."""
-        return self.inner.shape
-
-    @property
-    def dtype(self):
-        """Of the other scores."""
-        return self.inner.dtype
-
-    @property
-    def device(self):
-        """Of the other scores."""
-        return self.inner.device
-
-    @property
     def T(self):
         """The other scores transposed."""
         return TopScores(self.inner.T, self.least, not self.swapped)
@@ -332,11 +317,8 @@ class TopScores(TileScores):
         """Compare a tile."""
         tile = self.inner.tile(rows)
         least = self.least[..., None, :] if self.swapped else self.least[..., rows, None]
-        return torch.zeros_like(tile).masked_fill(tile < least, -torch.inf)
-
-    def cost_tile(self, rows):
-        """Costs are those of the other scores."""
-        return -self.inner.unit * self.inner.tile(rows)
+        low = (tile < least) | (tile == -torch.inf)
+        return torch.zeros_like(tile).masked_fill(low, -torch.inf)
 
     def scaled(self, factor):
         """The same keys are highest."""
@@ -349,9 +331,8 @@ class TopScores(TileScores):
     def at(self, index):
         """Some elements of the other scores."""
         m = self.least.shape[-1]
-        return replace(
-            self, inner=self.inner.at(index), least=self.least.expand(*self.shape[:-2], m)[index]
-        )
+        some = self.least.expand(*self.shape[:-2], m)[index]
+        return replace(self, inner=self.inner.at(index), least=some)
 
     def detach(self):
         """They have no gradient."""
