@@ -389,7 +389,7 @@ CASES = {
     ),
     "layers that differ": (
         lambda: pf.fields.Layers([pf.Attention(2), pf.Attention(2, heads=2)]),
-        "same names and shapes",
+        "of one kind, with tensors of the same names",
     ),
     "fields of other spaces": (
         lambda: pf.fields.Sum(pf.Attention(2), pf.Attention(3)),

@@ -770,3 +770,102 @@ def test_stiffness_is_reported():
     field = pf.Pointwise(lambda x: -1e6 * (x - 1))
     with pytest.raises(pf.FlowError, match="within 50 steps"):
         pf.flow(field, pf.Measure(torch.zeros(2, 1)), 1.0, solver=pf.Dopri5(1e-6, max_steps=50))
+
+
+# Found by others
+
+
+def test_layers_of_constants_are_interpolated():
+    """Matrices that are no parameters move with time too."""
+    eye = torch.eye(2)
+    layers = [pf.fields.SelfAttention(eye, eye, v * eye) for v in (1.0, 3.0)]
+    field = pf.fields.Layers(layers)
+    assert worst(field.at_time(0.25).V, 2 * eye) < 1e-15
+    assert field.at_time(0.5) is field.layers[1]
+    limit = pf.flows.gaussian(field, torch.ones(2), 0.1 * eye, 0.5, solver=pf.RK4(20))
+    nodes = pf.Measure.gaussian(torch.ones(2), 0.1 * eye, order=12)
+    assert worst(end(field, nodes, pf.RK4(20), 0.5).covariance(), limit.covariances[-1]) < 1e-6
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda f: pf.Compose(f), lambda f: pf.fields.Sum(f, f), lambda f: pf.Residual(f),
+    lambda f: pf.fields.Projected(f, pf.Euclidean()),
+    lambda f: pf.fields.SecondOrder(pf.Pointwise(lambda z: z[..., :2]) @ f),
+], ids=["compose", "sum", "residual", "projected", "second order"])  # fmt: skip
+def test_time_reaches_fields_inside_others(wrap):
+    d = 4
+    layers = [pf.Attention(d), pf.Attention(d)]
+    mu = pf.Measure(torch.randn(5, d))
+    moving, still = wrap(pf.fields.Layers(layers)), wrap(layers[0])
+    assert worst(moving.at_time(0.0)(mu, mu.atoms), still(mu, mu.atoms)) < 1e-15
+    assert worst(end(moving, mu, pf.RK4(4)).atoms, end(still, mu, pf.RK4(4)).atoms) > 1e-3
+
+
+def test_functions_keep_their_tensors_beside_sinkhorn():
+    """Fields with potentials to predict are copied, what their functions hold is not."""
+
+    class Pull:
+        def __init__(self):
+            self.rate = torch.tensor(0.3, requires_grad=True)
+
+        def __call__(self, x, y):
+            return self.rate * (y - x)
+
+    pull = Pull()
+    attention = softmax_field(normaliser=pf.Sinkhorn(tol=1e-8))
+    field = pf.fields.Sum(pf.fields.Pairwise(pull), attention)
+    end(field, measure(5), pf.Euler(3)).atoms.sum().backward()
+    assert pull.rate.grad is not None and pull.rate.grad != 0
+
+
+def test_curried_flows_say_what_goes_wrong():
+    with torch.no_grad():
+        G = pf.Flow(pf.Pointwise(torch.square), 1.0, solver=pf.RK4(20))
+        with pytest.raises(pf.FlowError, match="of the queries"):
+            G.at(pf.Measure(torch.zeros(2, 1)))(torch.full((1, 1), 30.0))
+        on = pf.Flow(softmax_field(3, manifold=pf.Sphere()), 1.0)
+        with pytest.raises(ValueError, match="must lie on the sphere"):
+            on.at(sphere_cloud())(torch.ones(2, 3))
+
+
+def test_batched_context_and_one_measure_of_queries():
+    field = pf.Attention(2, normaliser=pf.Sinkhorn(tol=1e-12))
+    parts, nu = [measure(5), measure(5)], measure(3)
+    G = pf.Flow(field, 0.5, solver=pf.Euler(2))
+    both = G(pf.Measure.stack(parts), nu)
+    assert worst(both[1], G(parts[1], nu)) < 1e-10
+
+
+def test_the_adjoint_of_a_constant_field():
+    x = torch.randn(4, 2, requires_grad=True)
+    field = pf.Pointwise(torch.ones_like)
+    pf.flow(field, pf.Measure(x), 1.0, solver=pf.RK4(3), gradients=pf.Adjoint())[
+        -1
+    ].atoms.sum().backward()
+    assert worst(x.grad, torch.ones(4, 2)) < 1e-15
+
+
+def test_an_assertion_of_the_field_is_its_own():
+    def wrong(x):
+        raise AssertionError("mine")
+
+    with pytest.raises(AssertionError, match="mine"):
+        pf.flow(pf.Pointwise(wrong), measure(3), 1.0, solver=pf.Dopri5())
+
+
+def test_ways_to_save():
+    import numpy as np
+
+    field, mu = softmax_field(), measure(4)
+    four = pf.RK4(np.int64(4))
+    run = lambda save, solver=four: pf.flow(field, mu, 1.0, solver=solver, save=save)
+    assert len(run(np.int64(2))) == 3 and len(run(torch.tensor([0.25, 0.5]))) == 4
+    assert len(run([0.5, 0.5], pf.Dopri5())) == 3
+    assert run(run(4).times).times.tolist() == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_energy_needs_both_marginals():
+    eye = torch.eye(2)
+    field = pf.fields.SelfAttention(eye, eye, eye, normaliser=pf.Sinkhorn(slack=1.0))
+    with pytest.raises(ValueError, match="no gradient flow"):
+        field.energy(measure(4))

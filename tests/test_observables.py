@@ -100,3 +100,14 @@ def test_a_study_draws():
     assert study.rate == pytest.approx(-1) and study.ratios == pytest.approx((2, 2))
     study.plot()
     assert "rate -1.000, theory -1" in str(study)
+
+
+def test_entropy_of_a_batch():
+    field, parts = pf.Attention(2), [measure(5), measure(8)]
+    both = observables.attention_entropy(field, pf.Measure.stack(parts))
+    for k, part in enumerate(parts):
+        assert worst(both[k], observables.attention_entropy(field, part)) < 1e-13
+    with pytest.raises(ValueError, match="Leaders are of one measure"):
+        observables.leaders(field, pf.Measure.stack(parts))
+    with pytest.raises(TypeError, match="needs attention"):
+        observables.leaders(pf.MLP(2, 3), parts[0])

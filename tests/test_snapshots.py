@@ -35,7 +35,8 @@ def test_a_folder_is_a_path(tmp_path, solver):
     if isinstance(solver, pf.RK4):
         memory = pf.flow(field(), mu, 1.0, solver=solver, save=5, queries=x)
         assert all(torch.equal(a.atoms, b.atoms) for a, b in zip(memory, path, strict=True))
-    assert (again.radius() > 0).all()
+    assert (again.radius() > 0).all() and again.queries.shape == (6, 3, 2)
+    assert again.sinkhorn_steps == path.sinkhorn_steps > 0
     stamp = (tmp_path / "a" / "00005.safetensors").stat().st_mtime_ns
     run()  # there is nothing left to do
     assert (tmp_path / "a" / "00005.safetensors").stat().st_mtime_ns == stamp
@@ -62,6 +63,15 @@ def test_another_run_is_refused(tmp_path):
         pf.flow(field(), mu, 1.0, solver=pf.RK4(8), save=2, folder=tmp_path)
     with pytest.raises(ValueError, match="its tensors differ"):
         pf.flow(field(), measure(6), 1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
+    for one, other in (
+        (pf.fields.Harmonic(1.0), pf.fields.Harmonic(2.0)),
+        (pf.fields.Kuramoto(1.0, dim=2), pf.fields.Kuramoto(2.0, dim=2)),
+        (pf.fields.Layers([field(), field()]), pf.fields.Layers([field(), field()], t1=2.0)),
+    ):
+        folder = tmp_path / type(one).__name__
+        pf.flow(one, mu, 1.0, solver=pf.Euler(1), folder=folder)
+        with pytest.raises(ValueError, match="its field differ"):
+            pf.flow(other, mu, 1.0, solver=pf.Euler(1), folder=folder)
     with pytest.raises(FileNotFoundError, match=r"no flow\.json"):
         pf.Path.load(tmp_path / "nothing")
 

@@ -6,7 +6,7 @@ measure is built from a user's numbers: reading them waits for the device.
 
 from collections.abc import Sequence
 from inspect import signature
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -45,7 +45,8 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
 def check_sizes(**sizes: int | None) -> None:
     """Raise unless every size is a whole positive number, or None for its default."""
     for name, size in sizes.items():
-        if size is not None and not (isinstance(size, int) and size >= 1):
+        whole = isinstance(size, Integral) and not isinstance(size, bool)
+        if size is not None and not (whole and size >= 1):
             raise ValueError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
 
 
@@ -231,8 +232,8 @@ def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
 
 def _first_parameter(module: torch.nn.Module) -> Tensor | None:
     """As `next(module.parameters(), None)`, at a tenth of its time."""
-    for p in module._parameters.values():
-        if p is not None:
+    for p in (*module._parameters.values(), *module._buffers.values()):
+        if p is not None and p.is_floating_point():
             return p
     for child in module._modules.values():
         if child is not None and (found := _first_parameter(child)) is not None:

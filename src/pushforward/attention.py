@@ -11,6 +11,7 @@ from . import ops
 from ._checks import check_kind, check_sizes
 from ._types import Images, Points, Queries
 from .affinities import Affinity, Dot
+from .manifolds import Euclidean
 from .maps import Answer, Conditioned
 from .measures import Measure
 from .normalisers import Found, Normaliser, Softmax
@@ -143,7 +144,8 @@ class Attending(Conditioned, ABC):
     def extra_repr(self) -> str:
         """The choices that are no parameters."""
         causal = ", causal" if self.causal else ""
-        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}"
+        where = "" if self.manifold == Euclidean() else f", {self.manifold}"
+        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}{where}"
 
 
 class Attention(Attending):

@@ -107,6 +107,11 @@ class Residual(Conditioned):
         self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
         self.causal, self.two_sided, self.paired = gamma.causal, gamma.two_sided, gamma.paired
 
+    def at_time(self, t: float) -> InContextMap:
+        """The step of the inner map at that time."""
+        now = self.gamma.at_time(t)
+        return self if now is self.gamma else Residual(now, step=self.step)
+
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """The inner map does the context's work."""
         inner = self.gamma.condition(mu, queries)

@@ -75,10 +75,11 @@ class Sphere(Manifold):
             raise ValueError(f"`{name}` lies on a line, where a sphere is two points.")
         allowed = 1e3 * torch.finfo(x.dtype).eps * self.radius
         if not holds(((radii - self.radius).abs() <= allowed).all()):
+            off = (radii - self.radius).abs().max().item()
             raise ValueError(
-                f"`{name}` must lie on the sphere of radius {self.radius:g}, got distances from "
-                f"{radii.min().item():g} to {radii.max().item():g} to its centre. Put them there "
-                f"with `mu.push(pf.{self}.retract)`."
+                f"`{name}` must lie on the sphere of radius {self.radius:g} up to {allowed:.0e}, "
+                f"got points off by up to {off:.1e}. Put them there with "
+                f"`mu.push(pf.{self}.retract)`, tensors with `pf.{self}.retract(x)`."
             )
 
 

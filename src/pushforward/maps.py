@@ -276,6 +276,12 @@ class Compose(Conditioned):
         for trait in ("causal", "two_sided", "paired"):
             setattr(self, trait, any(getattr(gamma, trait) for gamma in maps))
 
+    def at_time(self, t: float) -> InContextMap:
+        """Every map at that time."""
+        now = [gamma.at_time(t) for gamma in self]
+        same = all(map(operator.is_, now, self))
+        return self if same else Compose(*now)
+
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """Push the context through, and keep each layer's work for the queries to come."""
         stages = list(self._stages(mu, queries))

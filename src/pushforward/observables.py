@@ -13,7 +13,7 @@ from .fields.interactions import by_tiles
 from .manifolds import Euclidean, Manifold, Torus
 from .maps import InContextMap
 from .measures import Measure
-from .relations import Conditional, Coupling
+from .relations import Conditional, Coupling, Relation
 
 Number = Float[Tensor, "*b"]
 
@@ -61,19 +61,16 @@ def order(mu: Measure, manifold: Manifold = Euclidean()) -> Number:  # noqa: B00
     return torch.hypot(mu.integrate(angles.cos()), mu.integrate(angles.sin())).mean(-1)
 
 
-def attention_entropy(field: InContextMap, mu: Measure) -> Float[Tensor, " layers"]:
+def attention_entropy(field: InContextMap, mu: Measure) -> Float[Tensor, "*b layers"]:
     r"""The mean Shannon entropy $\int H(\kappa(x,\cdot))\,d\mu$ of attention rows, heads averaged.
 
     Args:
         field: a map with attention inside, whose relations are conditionals or couplings.
         mu: the context.
     """
-    found = []
-    weights = mu.log_weights.softmax(-1)
-    for relation in field.relations(mu):
-        rows = _conditional(relation).entropy()
-        found.append((weights * rows.mean(tuple(range(rows.ndim - 1)))).sum())
-    return torch.stack(found)
+    weights = mu.log_weights.softmax(-1)[..., None, :]
+    rows = [_conditional(relation).entropy() for relation in _relations(field, mu)]
+    return torch.stack([(weights * r).sum(-1).mean(-1) for r in rows], -1)
 
 
 def leaders(field: InContextMap, mu: Measure) -> Int[Tensor, " leaders"]:
@@ -83,8 +80,9 @@ def leaders(field: InContextMap, mu: Measure) -> Int[Tensor, " leaders"]:
         field: a map with attention inside.
         mu: the context, one measure.
     """
-    chosen = field.relations(mu)[0].assignment()
-    return chosen.reshape(-1, chosen.shape[-1])[0].unique()
+    if mu.batch_shape:
+        raise ValueError("Leaders are of one measure, got a batch: take `mu[k]`.")
+    return _relations(field, mu)[0].assignment()[0].unique()
 
 
 def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
@@ -148,6 +146,14 @@ def _single_linkage(points, tol: float):
         if np.isfinite(tree.query(points[members[b]], distance_upper_bound=tol)[0]).any():
             near.append((a, b))
     return components(np.concatenate([links, np.array(near, int).reshape(-1, 2)]))[cell]
+
+
+def _relations(field: InContextMap, mu: Measure) -> list[Relation]:
+    """Those of a field with attention inside."""
+    found = field.relations(mu)
+    if not found:
+        raise TypeError(f"This needs attention, and {type(field).__name__} has none inside.")
+    return found
 
 
 def _conditional(relation) -> Conditional:

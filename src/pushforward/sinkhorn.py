@@ -216,7 +216,11 @@ def _mix(moves: list[Tensor], turns: list[Tensor], residue: Tensor, weights: Ten
     turn, move = turn * unit, move * unit
     heavy = weights[..., None, :] * turn
     gram = heavy @ turn.mT
-    ridge = 1e3 * torch.finfo(gram.dtype).eps * torch.eye(gram.shape[-1]).to(gram)
+    ridge = (
+        1e3
+        * torch.finfo(gram.dtype).eps
+        * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    )
     share, _ = torch.linalg.solve_ex(gram + ridge, heavy @ residue[..., None])
     return (share * move).sum(-2)
 

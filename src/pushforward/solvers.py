@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -252,7 +252,7 @@ class Dopri5(Solver):
         """The times to save at."""
         if isinstance(save, int):
             save = [t0 + (t1 - t0) * k / save for k in range(save + 1)]
-        inside = sorted((t for t in save if t0 < t < t1 or t1 < t < t0), reverse=t1 < t0)
+        inside = sorted({t for t in save if t0 < t < t1 or t1 < t < t0}, reverse=t1 < t0)
         if any(not min(t0, t1) <= t <= max(t0, t1) for t in save):
             raise ValueError(f"`save` must name times from {t0:g} to {t1:g}, got {list(save)}.")
         times = (t0, *inside, t1)
@@ -268,7 +268,7 @@ class Dopri5(Solver):
 
     def _solve(self, dynamics: Dynamics, state: State, times: Sequence[float]) -> Iterator[State]:
         """States at the times."""
-        odeint, watch = _torchdiffeq(), _Watch(dynamics)
+        odeint, watch = _torchdiffeq(), _Watch(dynamics, times[0], state)
         atol = self.rtol / 100 if self.atol is None else self.atol
         clock = torch.tensor(times, dtype=torch.float64, device=state[0].device)
         # A step ends at the last time; times before it are interpolated.
@@ -278,6 +278,8 @@ class Dopri5(Solver):
                 watch, state, clock, rtol=self.rtol, atol=atol, method="dopri5", options=options
             )
         except AssertionError as error:  # torchdiffeq's way to say that steps became too small
+            if watch.raised is not None:
+                raise watch.raised from None
             raise watch.failure(times[-1], self.max_steps) from error
         for k in range(len(times)):
             yield state if k == 0 else dynamics.retract(tuple(y[k] for y in found))
@@ -301,12 +303,17 @@ class FlowError(ArithmeticError):
 class _Watch:
     """Dynamics as torchdiffeq calls them; remembers the step it is at."""
 
-    def __init__(self, dynamics: Dynamics):
-        self.dynamics = dynamics
-        self.time, self.state = 0.0, cast(State, ())
+    def __init__(self, dynamics: Dynamics, time: float, state: State):
+        self.dynamics, self.time, self.state = dynamics, time, state
+        self.raised: Exception | None = None
+        """What a field raised itself."""
 
     def __call__(self, t: Tensor, state: State) -> State:
-        return self.dynamics(float(t.detach()), self.dynamics.retract(state), 0)
+        try:
+            return self.dynamics(float(t.detach()), self.dynamics.retract(state), 0)
+        except Exception as error:
+            self.raised = error
+            raise
 
     def callback_step(self, t: Tensor, state: State, dt: Tensor) -> None:
         """Called by torchdiffeq before every step."""

@@ -137,7 +137,9 @@ class SelfAttention(Attending):
 
     def _ratio(self) -> float:
         r"""The $c$ in $V=c\,Q^\top K$, or an error that says why there is no energy."""
-        known = isinstance(self.normaliser, Softmax | Unnormalised | Sinkhorn)
+        known = isinstance(self.normaliser, Softmax | Unnormalised) or (
+            isinstance(self.normaliser, Sinkhorn) and self.normaliser.keeps == "both"
+        )
         Q, K, V = (m.detach()[0] for m in self.matrices())
         B = self.affinity.factor(len(Q)) * Q.mT @ K
         c = float((V * B).sum() / B.square().sum())

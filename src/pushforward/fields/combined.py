@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -15,6 +14,7 @@ from ..manifolds import Manifold
 from ..maps import Answer, Compose, Conditioned, InContextMap
 from ..measures import Measure
 from ..relations import Relation
+from .hold import copied
 
 _FIX = "A module becomes one with `pf.Pointwise(module)`."
 
@@ -116,15 +116,19 @@ class Projected(Conditioned):
         inner = self.field.condition(mu, queries)
         return lambda x, t: self.manifold.tangent(x, inner(x, t))
 
+    def extra_repr(self) -> str:
+        """Where points live."""
+        return str(self.manifold)
+
     def relations(self, mu: Measure) -> list[Relation]:
         """Those of the field."""
         return self.field.relations(mu)
 
 
 class Layers(Conditioned):
-    r"""Layers of one kind that follow each other in time, their parameters interpolated.
+    r"""Layers of one kind that follow each other in time, their tensors interpolated.
 
-    Layer $\ell$ of $L$ is the field at time $\ell T/L$; between, parameters are interpolated
+    Layer $\ell$ of $L$ is the field at time $\ell T/L$; between, their tensors are interpolated
     linearly, and after the last they stay. So `Euler(steps=L)` on $[0,T]$ is the residual network
     of these layers with step $T/L$, and finer solvers are its depth limit.
 
@@ -146,10 +150,14 @@ class Layers(Conditioned):
         super().__init__()
         adopt(self, list(layers))
         check_number("t1", t1)
-        shapes = [{name: p.shape for name, p in m.named_parameters()} for m in layers]
-        if any(other != shapes[0] for other in shapes):
+        shapes = [
+            {name: p.shape for name, p in m.state_dict(keep_vars=True).items()} for m in layers
+        ]
+        kinds = [[type(m) for m in layer.modules()] for layer in layers]
+        if any(s != shapes[0] for s in shapes) or any(k != kinds[0] for k in kinds):
             raise ValueError(
-                "Layers must have parameters of the same names and shapes to be interpolated."
+                "Layers must be of one kind, with tensors of the same names and shapes, to be "
+                "interpolated."
             )
         self.layers, self.t1 = nn.ModuleList(layers), t1
 
@@ -163,6 +171,10 @@ class Layers(Conditioned):
         before, after = (cast(InContextMap, self.layers[k]) for k in (low, low + 1))
         return _between(before, after, place - low)
 
+    def extra_repr(self) -> str:
+        """When they end."""
+        return f"t1={self.t1:g}"
+
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
         """The first layer."""
         return self.at_time(0.0).condition(mu, queries)
@@ -173,15 +185,17 @@ class Layers(Conditioned):
 
 
 def _between(a: InContextMap, b: InContextMap, share: float) -> InContextMap:
-    """A copy of `a` whose parameters are interpolated, differentiable in both."""
-    memo: dict[int, object] = {
-        id(p): torch.lerp(p, q, share) for p, q in zip(a.parameters(), b.parameters(), strict=True)
-    }
-    memo |= {id(p): p for p in a.buffers()}
-    for module in a.modules():  # choices are shared, so that what they remember is not lost
-        if (normaliser := getattr(module, "normaliser", None)) is not None:
-            memo[id(normaliser)] = normaliser
-    return copy.deepcopy(a, memo)
+    """A copy of `a` whose tensors are interpolated, differentiable in both."""
+    new = copied(a)
+    for here, there in zip(new.modules(), b.modules(), strict=True):
+        for held, others in (
+            (here._parameters, there._parameters),
+            (here._buffers, there._buffers),
+        ):
+            for name, p in held.items():
+                if p is not None and p.is_floating_point():
+                    held[name] = torch.lerp(p, others[name], share)  # type: ignore
+    return new
 
 
 def of_transformer(model: Compose) -> Sum:

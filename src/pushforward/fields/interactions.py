@@ -14,8 +14,9 @@ from .._checks import check_floating, check_kind, check_number, check_sizes
 from .._precision import widen
 from .._types import Images, Queries
 from ..manifolds import Euclidean, Manifold, Torus
-from ..maps import InContextMap
+from ..maps import Answer, Conditioned, InContextMap
 from ..measures import Measure
+from ..relations import Relation
 from ..scores import TILE
 from .hold import hold
 
@@ -53,9 +54,13 @@ class Pairwise(InContextMap):
         def part(rows: Tensor) -> Tensor:
             pairs = self.kernel(rows[..., :, None, :], y)
             self._check_pairs(pairs, rows, y)
-            return (weights.to(pairs.dtype) @ pairs)[..., 0, :]
+            return (weights.to(pairs.dtype) @ pairs)[..., 0, :].to(x.dtype)
 
         return self.manifold.tangent(x, by_tiles(part, x, mu.n * mu.dim))
+
+    def extra_repr(self) -> str:
+        """Where points live."""
+        return str(self.manifold)
 
     def _check_pairs(self, pairs: Tensor, rows: Tensor, y: Tensor) -> None:
         batch = torch.broadcast_shapes(rows.shape[:-2], y.shape[:-3])
@@ -76,7 +81,9 @@ def by_tiles(part: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     if rows >= x.shape[-2]:
         return part(x)
     again = torch.is_grad_enabled()
-    run = lambda r: checkpoint(part, r, use_reentrant=False) if again else part(r)
+    run = lambda r: (
+        checkpoint(part, r, use_reentrant=False, preserve_rng_state=False) if again else part(r)
+    )
     return torch.cat([run(r) for r in x.split(rows, -2)], -2)
 
 
@@ -116,7 +123,7 @@ class Linear(InContextMap):
         return x @ self.A.mT + mu.mean()[..., None, :] @ self.B.mT
 
 
-class SecondOrder(InContextMap):
+class SecondOrder(Conditioned):
     r"""The system $\dot x=v$, $\dot v=F(\mu,(x,v))$ on tokens $(x,v)\in\mathbb R^{2d}$.
 
     Args:
@@ -134,17 +141,33 @@ class SecondOrder(InContextMap):
         super().__init__()
         check_kind("force", force, InContextMap, "Use `pf.fields.Pairwise(kernel)`, say.")
         self.force = force
+        for trait in ("causal", "two_sided", "paired"):
+            setattr(self, trait, getattr(force, trait))
 
-    def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Velocity and force."""
-        position, velocity = halves(x)
-        force = self.force.answer(mu, x, None)
-        if force.shape[-1] != position.shape[-1]:
-            raise ValueError(
-                f"A force on positions in R^{position.shape[-1]} has as many coordinates, got "
-                f"{force.shape[-1]}. Tokens are (x, v), positions first."
-            )
-        return torch.cat([velocity.expand(force.shape), force], -1)
+    def at_time(self, t: float) -> InContextMap:
+        """With the force at that time."""
+        now = self.force.at_time(t)
+        return self if now is self.force else SecondOrder(now)
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """The force does the context's work."""
+        inner = self.force.condition(mu, queries)
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            position, velocity = halves(x)
+            force = inner(x, t)
+            if force.shape[-1] != position.shape[-1]:
+                raise ValueError(
+                    f"A force on positions in R^{position.shape[-1]} has as many coordinates, got "
+                    f"{force.shape[-1]}. Tokens are (x, v), positions first."
+                )
+            return torch.cat([velocity.expand(force.shape), force], -1)
+
+        return answer
+
+    def relations(self, mu: Measure) -> list[Relation]:
+        """Those of the force."""
+        return self.force.relations(mu)
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,6 +197,10 @@ class Harmonic(InContextMap):
         super().__init__()
         check_number("frequency", frequency)
         self.frequency = frequency
+
+    def extra_repr(self) -> str:
+        """The choices that are no parameters."""
+        return f"frequency={self.frequency:g}"
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         """One barycentre."""
@@ -252,6 +279,10 @@ class Kuramoto(InContextMap):
         self.coupling, self.frequencies = coupling, frequencies
         self.dim = self.context_dim = self.out_dim = dim * (2 if frequencies else 1)
         self.manifold = Torus(axes=dim)
+
+    def extra_repr(self) -> str:
+        """The choices that are no parameters."""
+        return f"coupling={self.coupling:g}, frequencies={self.frequencies}"
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         """Two integrals."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..attention import Attending
 from ..fields import Sum
+from ..fields.hold import copied
 from ..maps import Answer, InContextMap
 from ..measures import Measure
 from ..normalisers import Memory, Predicted, Sinkhorn
@@ -41,7 +42,7 @@ class Characteristics(Dynamics):
         place: str = "",
     ):
         self.field, self.mu, self.t, self.place = field, mu, t, place
-        self.queries = queries if field.two_sided else None
+        self.queries = _spread(queries, mu) if field.two_sided and queries is not None else None
         self.memory = Memory() if memory is None else memory
         self.answers: list[Answer] | None = None
         """What every evaluation of the field said, if somebody wants to know."""
@@ -108,6 +109,14 @@ class Characteristics(Dynamics):
         return field.at_time(t)
 
 
+def _spread(queries: Measure, mu: Measure) -> Measure:
+    """The measure of the queries for every context of a batch."""
+    batch = torch.broadcast_shapes(mu.batch_shape, queries.batch_shape)
+    grow = lambda x, axes: x.expand(*batch, *x.shape[-axes:])
+    times = None if queries.times is None else grow(queries.times, 1)
+    return Measure.unchecked(grow(queries.atoms, 2), grow(queries.log_weights, 1), times)
+
+
 def _to_a_tolerance(module: object) -> bool:
     """Whether a module solves for potentials."""
     if not isinstance(module, Attending):
@@ -117,8 +126,7 @@ def _to_a_tolerance(module: object) -> bool:
 
 def _predicting(field: InContextMap, memory: Memory, place: str) -> InContextMap:
     """A copy that shares all tensors, with Sinkhorns that remember."""
-    shared: dict[int, object] = {id(t): t for t in (*field.parameters(), *field.buffers())}
-    field = copy.deepcopy(field, shared)
+    field = copied(field)
     for name, module in field.named_modules():
         if _to_a_tolerance(module):
             # Layers that follow each other in time go on from each other's potentials.

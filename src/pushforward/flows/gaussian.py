@@ -102,6 +102,8 @@ def gaussian(
     check_floating("mean", mean, "(d,)", 1)
     d = mean.shape[-1]
     check_shape("cov", cov, (d, d), "One row and column per coordinate of `mean`.")
+    check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
+    affine(field.at_time(float(t0)), mean, cov)  # says it if it is none
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
     path = flow(limit, Measure(simplex), t1, t0=t0, solver=solver, save=save)
@@ -121,10 +123,8 @@ class _MeanField(InContextMap):
 
     def __init__(self, field: InContextMap, mean: Tensor, cov: Tensor):
         super().__init__()
-        check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
         self.inner = [field]  # not as a part: there are no potentials to predict
         self.mean, self.cov = mean, cov
-        affine(field, mean, cov)  # says it if it is not
 
     def at_time(self, t: float) -> InContextMap:
         """The field at that time."""

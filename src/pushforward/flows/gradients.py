@@ -111,10 +111,13 @@ class _Augmented(Dynamics):
         with torch.enable_grad():
             y = tuple(s.detach().requires_grad_() for s in state[:n])
             slopes = self.dynamics(t, y, stage)
-            found = torch.autograd.grad(
-                slopes, (*y, *self.others), state[n : 2 * n], allow_unused=True,
-                materialize_grads=True,
-            )  # fmt: skip
+            free = [(s, a) for s, a in zip(slopes, state[n : 2 * n], strict=True) if s.grad_fn]
+            found = tuple(torch.zeros_like(p) for p in (*y, *self.others))
+            if free:  # a constant velocity has no gradients
+                found = torch.autograd.grad(
+                    [s for s, _ in free], (*y, *self.others), [a for _, a in free],
+                    allow_unused=True, materialize_grads=True,
+                )  # fmt: skip
         return (*(s.detach() for s in slopes), *(-g for g in found))
 
     def retract(self, state):
@@ -123,7 +126,7 @@ class _Augmented(Dynamics):
 
     def parts(self):
         """None: a split flow is not that of its parts backwards."""
-        raise TypeError("`LieSplit` has no continuous adjoint here. Use `Backprop()`.")
+        raise NotImplementedError
 
 
 class _Backsolve(torch.autograd.Function):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._checks import check_kind, check_number
+from .._checks import check_kind, check_number, holds
 from ..fields.combined import adopt
 from ..maps import Answer, Conditioned, InContextMap
 from ..measures import Measure
-from ..solvers import RK4, Dynamics, FixedStep, Solver, State
+from ..solvers import RK4, Dynamics, FixedStep, LieSplit, Solver, State
 from .dynamics import Characteristics
-from .gradients import Backprop, Gradients
+from .gradients import Adjoint, Backprop, Gradients
 from .watch import Watched
 
 STEPS = 100
@@ -69,8 +69,12 @@ class Flow(Conditioned):
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
             replay, grid = _Replay(self.field, answers, t), self.solver.grid(self.t0, self.t1, 1)
-            last = len(grid.times) - 1
-            return self.solver.march(replay, (_spread(mu, x),), grid, 0, last)[0]
+            start, last = _spread(mu, x), len(grid.times) - 1
+            self.field.manifold.check("x", start)
+            (end,) = self.solver.march(replay, (start,), grid, 0, last)
+            if not holds(end.isfinite().all()):
+                return self.answer(mu, x, t, queries)  # which says what went wrong
+            return end
 
         return answer
 
@@ -131,6 +135,8 @@ def check_flow(
         check_number(name, t, least=-float("inf"))
         if not abs(t) < float("inf"):
             raise ValueError(f"`{name}` must be finite, got {t}.")
+    if isinstance(gradients, Adjoint) and isinstance(solver, LieSplit):
+        raise TypeError("`LieSplit` has no continuous adjoint here. Use `Backprop()`.")
     if t0 == t1:
         raise ValueError(f"A flow needs time to pass, got t0 = t1 = {t0:g}.")
     if None not in (field.dim, field.out_dim) and field.dim != field.out_dim:

@@ -58,7 +58,8 @@ class Path:
             field: its field, for what depends on it.
         """
         kept = Snapshots(folder)
-        return cls(torch.tensor(kept.times, dtype=torch.float64)[: len(kept)], kept, field)
+        times = torch.tensor(kept.times, dtype=torch.float64)[: len(kept)]
+        return cls(times, kept, field, kept.queries(), kept.steps())
 
     def __len__(self) -> int:
         """Number of saved times."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def flow(
     *,
     t0: float = 0.0,
     solver: Solver | None = None,
-    save: int | Sequence[float] | None = None,
+    save: int | Sequence[float] | Tensor | None = None,
     queries: Tensor | Measure | None = None,
     gradients: Gradients | None = None,
     folder: str | os.PathLike | None = None,
@@ -70,20 +71,31 @@ def flow(
     check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
     field._check(mu, mu.atoms, mu.times)
     dynamics, state = _begin(field, mu, queries)
-    if isinstance(save, int):
-        check_sizes(save=save)
-    grid = solver.grid(float(t0), float(t1), 1 if save is None else save)
+    grid = solver.grid(float(t0), float(t1), _stops(save))
     times = torch.tensor([grid.times[k] for k in grid.saved], dtype=torch.float64)
     watched = Watched(solver, gradients, dynamics, grid)
     with _bar(progress, len(grid.times) - 1) as tick:
         if folder is not None:
             about = describe(field, solver, grid, state, mu)
-            kept = _to_disk(watched, state, Snapshots.begin(folder, about), tick)
-            return Path(times, kept, field)
+            _to_disk(watched, state, Snapshots.begin(folder, about), tick)
+            return Path.load(folder, field)
         states = list(_in_memory(watched, state, tick))
     measures = [mu.moved(s[0]) for s in states]
     asked = None if queries is None else torch.stack([s[-1] for s in states])
     return Path(times, measures, field, asked, dynamics.memory.steps)
+
+
+def _stops(save: int | Sequence[float] | Tensor | None) -> int | list[float]:
+    """How many measures to save, or when."""
+    if save is None:
+        return 1
+    if isinstance(save, Integral):
+        check_sizes(save=save)  # type: ignore[arg-type]
+        return int(save)
+    times = save.tolist() if isinstance(save, Tensor) else save
+    if isinstance(times, str) or not isinstance(times, Iterable):
+        raise TypeError(f"`save` must be a whole number or a list of times, got {save!r}.")
+    return [float(t) for t in times]
 
 
 def _begin(
@@ -124,9 +136,7 @@ def _in_memory(watched: Watched, state: State, tick: Callable[[int], None]) -> I
         yield state
 
 
-def _to_disk(
-    watched: Watched, state: State, kept: Snapshots, tick: Callable[[int], None]
-) -> Snapshots:
+def _to_disk(watched: Watched, state: State, kept: Snapshots, tick: Callable[[int], None]) -> None:
     """Save each state as it is reached, going on from the last that is there."""
     grid, dynamics = watched.grid, watched.dynamics
     found, begin = kept.resume(state[0].device), 0
@@ -140,7 +150,6 @@ def _to_disk(
         for k in range(begin, len(grid.saved) - 1):
             state = watched.march(state, grid.saved[k], grid.saved[k + 1], tick)
             kept.write(k + 1, grid.times[grid.saved[k + 1]], dynamics.mu, state, dynamics.memory)
-    return kept
 
 
 @contextmanager

@@ -90,6 +90,16 @@ class Snapshots(Sequence[Measure]):
 
         return load_file(self._file(index), device=str(device))
 
+    def queries(self) -> Tensor | None:
+        """Where points that rode along were, if there were any."""
+        each = [self.tensors(k).get("queries") for k in range(len(self))]
+        found = [x for x in each if x is not None]
+        return torch.stack(found) if found else None
+
+    def steps(self) -> int:
+        """Sinkhorn steps until the last saved time."""
+        return int(self._about(len(self) - 1)["steps"]) if len(self) else 0
+
     def write(self, index: int, time: float, mu: Measure, state: State, memory: Memory) -> None:
         """Save a state."""
         from safetensors.torch import save
@@ -111,11 +121,7 @@ class Snapshots(Sequence[Measure]):
         last = len(self) - 1
         if last < 0:
             return None
-        from safetensors import safe_open
-
-        tensors = self.tensors(last, device)
-        with safe_open(self._file(last), "pt") as file:
-            about = file.metadata()
+        tensors, about = self.tensors(last, device), self._about(last)
         memory = Memory(steps=int(about["steps"]))
         for place, moments in json.loads(about["memory"]).items():
             memory.past[place] = [
@@ -124,6 +130,13 @@ class Snapshots(Sequence[Measure]):
         names = [n for n in tensors if n.startswith("queries")]
         others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
         return last, (tensors["atoms"], *others), memory
+
+    def _about(self, index: int) -> dict[str, str]:
+        """The metadata of a file."""
+        from safetensors import safe_open
+
+        with safe_open(self._file(index), "pt") as file:
+            return file.metadata()
 
     def _file(self, index: int) -> File:
         return self.folder / f"{index:05d}.safetensors"
@@ -136,7 +149,9 @@ def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: 
     digest = hashlib.sha256()
     for t in tensors:
         digest.update(repr((tuple(t.shape), t.dtype)).encode())
-        digest.update(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return {
         "field": repr(field),
         "solver": repr(solver),

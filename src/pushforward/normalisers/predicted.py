@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from .interface import Found, Normaliser
@@ -38,12 +39,10 @@ class Memory:
             return _extrapolated(past[len(past) - most :], time) if most else None
         last, before = past[-1], past[:-1]
 
-        def error(count: int) -> float:
-            guess = _extrapolated(before[-count:], last[0])
-            return float((guess - last[1]).square().sum())
-
-        count = min(range(1, min(self.history, len(before)) + 1), key=error)
-        return _extrapolated(past[-count:], time)
+        counts = range(1, min(self.history, len(before)) + 1)
+        guesses = [_extrapolated(before[-count:], last[0]) for count in counts]
+        errors = torch.stack([(guess - last[1]).square().sum() for guess in guesses])
+        return _extrapolated(past[-counts[int(errors.argmin())] :], time)
 
     def keep(self, place: str, time: float, found: Found) -> None:
         """Add what a solve found."""
