@@ -191,7 +191,7 @@ def main():
         (ROOT / "benchmarks" / "results.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-PAGE = """# Benchmarks
+PAGE = r"""# Benchmarks
 
 `make bench` writes this page. {where}
 
