@@ -23,10 +23,10 @@ ONE_CORE = {"OMP_NUM_THREADS": "1"}
 """Tests run side by side, and threads that wait for each other's cores take ten times as long."""
 
 
-def run(code, *arguments, **environment):
+def run(code, *arguments, cwd=ROOT, **environment):
     """Run code in a fresh interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT,
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd,
         env={**os.environ, **ONE_CORE, **environment}, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -86,19 +86,20 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_readme_blocks(number):
+def test_readme_blocks(number, tmp_path):
     """Each block runs after those before it."""
-    run("\n".join(BLOCKS[: number + 1]), MPLBACKEND="Agg")
+    run("\n".join(BLOCKS[: number + 1]), cwd=tmp_path, MPLBACKEND="Agg")
 
 
 PAGES = sorted(p for p in (ROOT / "docs").glob("**/*.md") if "```python" in p.read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_blocks_of_the_documentation(page):
+def test_blocks_of_the_documentation(page, tmp_path):
     """All blocks of a page run, in order, after the two imports the pages assume."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    run("import torch, pushforward as pf\n" + "\n".join(blocks), MPLBACKEND="Agg")
+    code = "import torch, pushforward as pf\n" + "\n".join(blocks)
+    run(code, cwd=tmp_path, MPLBACKEND="Agg")
 
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
