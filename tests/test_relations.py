@@ -639,8 +639,8 @@ def test_partial_support_returns_the_limit():
     mask = torch.tensor([[1, 1, 1], [0, 1, 1], [0, 1, 1]]).bool()
     with pytest.warns(UserWarning, match="2 of its allowed pairs"):
         pi = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=TIGHT, mask=mask)
-    slow = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Sinkhorn(steps=100_000), mask=mask)
-    assert (pi.matrix() - slow.matrix()).abs().max() < 1e-4
+    slow = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Sinkhorn(steps=10_000), mask=mask)
+    assert (pi.matrix() - slow.matrix()).abs().max() < 1e-3  # it nears the limit like 1/steps
 
 
 def test_infinite_costs_and_tiny_weights():
