@@ -869,3 +869,15 @@ def test_energy_needs_both_marginals():
     field = pf.fields.SelfAttention(eye, eye, eye, normaliser=pf.Sinkhorn(slack=1.0))
     with pytest.raises(ValueError, match="no gradient flow"):
         field.energy(measure(4))
+
+
+def test_the_ends_of_a_torus_meet():
+    field = pf.fields.Kuramoto(1.0)
+    mu = pf.Measure(torch.tensor([[0.01], [2 * math.pi - 0.01], [0.02]]))
+    path = pf.flow(field, mu, 0.1, solver=pf.Euler(2))
+    assert path.cluster_count(0.1).tolist() == [1, 1] and path.diameter()[0] < 0.031
+    assert pf.Torus(1.0).retract(torch.tensor([[-1e-20]])) == 0
+    torch.manual_seed(3)
+    turning = pf.fields.Pairwise(lambda x, y: 1 + torch.sin(y - x), manifold=pf.Torus())
+    study = pf.studies.depth(turning, pf.Measure(7 * torch.rand(30, 1)), [32, 64, 128], t1=3.0)
+    assert all(abs(r - 2) < 0.1 for r in study.ratios)

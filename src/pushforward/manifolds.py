@@ -22,6 +22,10 @@ class Manifold(ABC):
         """The nearest point of the manifold."""
 
     @abstractmethod
+    def embed(self, x: Tensor) -> Tensor:
+        """The points in a space where near and far are what they are on the manifold."""
+
+    @abstractmethod
     def check(self, name: str, x: Tensor) -> None:
         """Raise unless the points lie on it."""
 
@@ -36,6 +40,10 @@ class Euclidean(Manifold):
 
     def retract(self, x):
         """The point itself."""
+        return x
+
+    def embed(self, x):
+        """The points themselves."""
         return x
 
     def check(self, name, x):
@@ -67,6 +75,10 @@ class Sphere(Manifold):
     def retract(self, x):
         r"""$Rx/|x|$."""
         return x * (self.radius / x.norm(dim=-1, keepdim=True))
+
+    def embed(self, x):
+        """The points themselves, chords for arcs."""
+        return x
 
     def check(self, name, x):
         """Up to rounding."""
@@ -109,10 +121,22 @@ class Torus(Manifold):
 
     def retract(self, x):
         """Modulo the period."""
-        if self.axes is None or self.axes >= x.shape[-1]:
-            return x.remainder(self.period)
-        angles, rest = x.split([self.axes, x.shape[-1] - self.axes], -1)
-        return torch.cat([angles.remainder(self.period), rest], -1)
+        angles, rest = self._split(x)
+        angles = angles.remainder(self.period)
+        angles = angles.masked_fill(angles >= self.period, 0)  # a tiny negative one is rounded up
+        return torch.cat([angles, rest], -1)
+
+    def embed(self, x):
+        """Every angle on a circle of that circumference, chords for arcs."""
+        angles, rest = self._split(x)
+        radius = self.period / (2 * math.pi)
+        turns = angles / radius
+        return torch.cat([radius * turns.cos(), radius * turns.sin(), rest], -1)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles and the rest."""
+        axes = x.shape[-1] if self.axes is None else min(self.axes, x.shape[-1])
+        return x[..., :axes], x[..., axes:]
 
     def check(self, name, x):
         """Every point stands for one."""

@@ -98,8 +98,9 @@ def depth(
     check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
     reference = RK4(steps=8 * max(depths)) if reference is None else reference
     with torch.no_grad():
-        truth = Flow(field, t1, solver=reference).push(mu).atoms
-        ends = [Flow(field, t1, solver=replace(solver, steps=n)).push(mu).atoms for n in depths]
+        place = lambda s: field.manifold.embed(Flow(field, t1, solver=s).push(mu).atoms)
+        truth = place(reference)
+        ends = [place(replace(solver, steps=n)) for n in depths]
         errors = tuple(float((x - truth).norm(dim=-1).max()) for x in ends)
     return Study("depth", tuple(depths), errors, -float(solver.order))
 

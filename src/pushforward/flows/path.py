@@ -58,6 +58,9 @@ class Path:
             field: its field, for what depends on it.
         """
         kept = Snapshots(folder)
+        if field is not None:
+            held = next(iter([*field.parameters(), *field.buffers()]), None)
+            kept.device = "cpu" if held is None else held.device
         times = torch.tensor(kept.times, dtype=torch.float64)[: len(kept)]
         return cls(times, kept, field, kept.queries(), kept.steps())
 
@@ -95,10 +98,10 @@ class Path:
 
     def diameter(self) -> Series:
         """The largest distance of two atoms; of positions, for tokens $(x,v)$."""
-        second = self._second_order
-        return self.map(
-            lambda mu: observables.diameter(halves(mu.atoms)[0] if second else mu.atoms)
-        )
+        where = self._embed
+        if self._second_order:
+            where = lambda x: halves(x)[0]
+        return self.map(lambda mu: observables.diameter(where(mu.atoms)))
 
     def velocity_diameter(self) -> Series:
         """The largest difference of two velocities: those of tokens $(x,v)$, or of the field."""
@@ -118,7 +121,7 @@ class Path:
         Args:
             tol: atoms are joined by steps of at most this.
         """
-        return self.map(lambda mu: observables.clusters(mu, tol))
+        return self.map(lambda mu: observables.clusters(mu.push(self._embed), tol))
 
     def cluster_count(self, tol: float) -> Int[Tensor, " s"]:
         """How many clusters there are at every time."""
@@ -157,6 +160,10 @@ class Path:
     def __repr__(self) -> str:
         begin, end = self.times[0].item(), self.times[-1].item()
         return f"Path({len(self)} measures from t = {begin:g} to {end:g})"
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """Points where distances are those of the manifold."""
+        return x if self.field is None else self.field.manifold.embed(x)
 
     @property
     def _second_order(self) -> bool:

@@ -35,6 +35,8 @@ class Snapshots(Sequence[Measure]):
 
     def __init__(self, folder: str | os.PathLike):
         self.folder = File(folder)
+        self.device: torch.device | str = "cpu"
+        """Where measures are read to."""
         try:
             self.about = json.loads((self.folder / "flow.json").read_text())
         except FileNotFoundError:
@@ -79,7 +81,7 @@ class Snapshots(Sequence[Measure]):
             return [self[k] for k in range(count)[index]]
         if not -count <= index < count:
             raise IndexError(f"There are {count} measures, got index {index}.")
-        tensors = self.tensors(range(count)[index])
+        tensors = self.tensors(range(count)[index], self.device)
         return Measure.unchecked(
             tensors["atoms"], tensors["log_weights"], tensors.get("token_times")
         )
