@@ -93,8 +93,10 @@ def solve(
         g = g - integral(g, sides.log_b)[..., None]
     store, best = _Store(scores, sides, settings.tol), None
     while True:
-        at_once = start is not None and best is None  # a good start is seen after one step
-        count = 1 if at_once else max(1, min(CYCLE, settings.max_steps - steps))
+        at_once = start is not None and best is None
+        # A good start is seen after one step, or after a few more.
+        most = CYCLE if start is None else {0: 1, 1: 4}.get(steps, CYCLE)
+        count = max(1, min(most, settings.max_steps - steps))
         kernel: Kernel = scores  # lets go of the one before, of which there is room for one
         if not at_once:
             kernel = store.near(g)
