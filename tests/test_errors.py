@@ -351,6 +351,12 @@ CASES = {
         lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(4), save=[0.3]),
         "multiples of 0.25 from 0 to 1, got 0.3",
     ),
+    "saved at no time": (
+        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(4), save=[NAN]),
+        "finite times, got [nan]",
+    ),
+    "a way to save that is none": (lambda: pf.flow(GAMMA, MU, 1.0, save="all"), "list of times"),
+    "an end that is no number": (lambda: pf.Flow(GAMMA, NAN), "must be a number, got NaN"),
     "saved too late": (
         lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Dopri5(), save=[2.0]),
         "times from 0 to 1",

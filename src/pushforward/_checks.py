@@ -65,6 +65,8 @@ def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") 
     if not isinstance(value, Real):
         fix = fix or "Give a Python number, such as `value.item()`."
         raise TypeError(f"`{name}` must be a number, got {type(value).__name__}. {fix}")
+    if value != value:
+        raise ValueError(f"`{name}` must be a number, got NaN. Look for what made it so upstream.")
     if not value > least:
         than = "positive" if least == 0 else f"above {least:g}"
         raise ValueError(f"`{name}` must be {than}, got {value}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -95,7 +96,10 @@ def _stops(save: int | Sequence[float] | Tensor | None) -> int | list[float]:
     times = save.tolist() if isinstance(save, Tensor) else save
     if isinstance(times, str) or not isinstance(times, Iterable):
         raise TypeError(f"`save` must be a whole number or a list of times, got {save!r}.")
-    return [float(t) for t in times]
+    found = [float(t) for t in times]
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"`save` must name finite times, got {found}.")
+    return found
 
 
 def _begin(
