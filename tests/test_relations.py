@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import pushforward as pf
+from pushforward.scores import StoredKernel
 
 TIGHT = pf.Sinkhorn(tol=1e-12)
 
@@ -741,6 +742,35 @@ def deep_column(dtype, **options):
 def test_kernels_stored_too_far_away_are_stored_anew(solve):
     """A key so far off that its column underflows in the kernel of the start."""
     assert solve().residual < 1e-5 and solve().steps <= 30
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_careful_products_leave_the_rounding_of_entries(batch):
+    """A kernel rounded to float32, against the scores themselves, on both sides."""
+    x, y = torch.randn(*batch, 3000, 2), torch.randn(*batch, 400, 2)
+    log_b = torch.randn(400).log_softmax(-1).expand(*batch, 400)
+    scores = pf.affinities.scores(pf.SquaredDistance(0.5), x, y, log_b)
+    kernel = StoredKernel.normal(scores, log_b, torch.zeros_like(log_b), torch.float32)
+    bias = torch.randn(*batch, 3000).log_softmax(-1)
+    for k in (kernel, kernel.with_care()):
+        for ours, truth in (
+            (k.over_keys(log_b), scores.over_keys(log_b)),
+            (k.T.over_keys(bias + k.f), scores.T.over_keys(bias + k.f)),
+        ):
+            assert (ours - truth).abs().max() < k.rounding / (2 if k.careful else 50)
+
+
+def test_claims_of_rounded_kernels_are_true():
+    """Potentials to 1e-6 from float32 entries: the plan's error in float64 is what is said."""
+    x, y = torch.rand(2100, 3), torch.rand(2100, 3)
+    with torch.no_grad():
+        pi = pf.relate(
+            x, y, pf.Measure(x), pf.Measure(y), affinity=pf.SquaredDistance(0.02),
+            normaliser=pf.Sinkhorn(tol=1e-6),
+        )  # fmt: skip
+        rows, columns = (pi.matrix().sum(k) for k in (1, 0))
+    wrong = max(float((m - 1 / 2100).abs().sum()) for m in (rows, columns))
+    assert pi.converged and wrong <= pi.residual * (1 + 1e-6)
 
 
 def test_awful_starts():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -85,13 +85,13 @@ def solve(
     """Potentials to a tolerance, from `start` or from high temperature.
 
     Cycles run on a stored kernel where it fits; where its rounding might matter, convergence is
-    claimed only for what the scores themselves confirm.
+    claimed only for what a careful look confirms.
     """
     g, steps = (start, 0) if start is not None else _start(scores, sides, settings)
     g = g.to(scores.dtype).expand(*scores.shape[:-2], scores.shape[-1])
     if sides.balanced and not sides.symmetric:  # a large constant would cost the others digits
         g = g - integral(g, sides.log_b)[..., None]
-    store, best = _Store(scores, sides, settings.tol), None
+    store, best = _Store(scores, sides, settings), None
     while True:
         at_once = start is not None and best is None
         # A good start is seen after one step, or after a few more.
@@ -100,16 +100,17 @@ def solve(
         kernel: Kernel = scores  # lets go of the one before, of which there is room for one
         if not at_once:
             kernel = store.near(g)
-        point, after, taken = _steps(kernel, sides, g, best, count, settings, store.reaches)
+        goal = store.goal(kernel)
+        point, after, taken = _steps(kernel, sides, g, best, count, goal, store.reaches)
         if not (taken and store.reaches(point)):
-            kernel = scores
-            point, after, taken = _steps(kernel, sides, g, best, 1, settings)
+            kernel, goal = scores, settings
+            point, after, taken = _steps(kernel, sides, g, best, 1, goal)
         best, g, steps = point, after, steps + taken
-        good, spent = bool((best.residual <= settings.tol).all()), steps >= settings.max_steps
+        good, spent = bool((best.residual <= goal.tol).all()), steps >= settings.max_steps
         if not (good or spent):
             continue
         if isinstance(kernel, StoredKernel) and settings.tol < kernel.rounding:
-            best = _visit(scores, sides, best.g)
+            best = store.confirm(kernel, best.g)
             if not spent and not (best.residual <= settings.tol).all():
                 store.refine()
                 continue
@@ -247,12 +248,33 @@ def _fits(scores: Scores, dtype: torch.dtype) -> bool:
 class _Store:
     """The kernel in memory, where it fits, stored anew when potentials leave its reach."""
 
-    def __init__(self, scores: Scores, sides: Marginals, tol: float):
+    def __init__(self, scores: Scores, sides: Marginals, settings: Settings):
         self.scores, self.sides = scores, sides
-        # Entries rounded to float32 leave a marginal error of about 1e-7.
-        coarse = tol >= 1e-6 and scores.shape.numel() > 1 << 22
+        # Entries rounded to float32 leave a marginal error of 1.2e-7.
+        coarse = settings.tol >= 1e-6 and scores.shape.numel() > 1 << 22
         self.dtype: torch.dtype | None = torch.float32 if coarse else scores.dtype
         self.kernel: StoredKernel | None = None
+        self.settings = settings
+
+    def goal(self, kernel: Kernel) -> Settings:
+        """What cycles aim at: less by twice what rounding to fewer digits may hide."""
+        if not isinstance(kernel, StoredKernel) or kernel.matrix.dtype == self.scores.dtype:
+            return self.settings
+        hidden = torch.finfo(kernel.matrix.dtype).eps
+        return replace(self.settings, tol=self.settings.tol - 2 * hidden)
+
+    def confirm(self, kernel: StoredKernel, g: Tensor) -> _Point:
+        """The step from `g` with an error that counts rounding.
+
+        Rounded to fewer digits than the scores have, entries change a row's integral and a
+        column's by half a unit of their last place each; products are taken anew. Otherwise the
+        scores themselves are asked.
+        """
+        if kernel.matrix.dtype == self.scores.dtype:
+            return _visit(self.scores, self.sides, g)
+        kernel = kernel.with_care()
+        point = _visit(kernel, self.sides, g)
+        return point._replace(residual=point.residual + kernel.rounding)
 
     def near(self, g: Tensor) -> Kernel:
         """The stored kernel, or the scores themselves."""

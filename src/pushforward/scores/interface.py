@@ -111,11 +111,16 @@ class Scores(Kernel, ABC):
 
     def cuts(self) -> Iterator[slice]:
         """Slices of the rows, of at most `TILE` scores each."""
-        *batch, m, n = self.shape
-        size = TILE["cpu" if self.device.type == "cpu" else "cuda"]
-        step = max(1, size // max(1, prod(batch) * n))
-        for i in range(0, m, step):
-            yield slice(i, i + step)
+        return slices(self.shape, self.device)
+
+
+def slices(shape: torch.Size, device: torch.device) -> Iterator[slice]:
+    """Slices of the rows of matrices, of at most `TILE` entries each."""
+    *batch, m, n = shape
+    size = TILE["cpu" if device.type == "cpu" else "cuda"]
+    step = max(1, size // max(1, prod(batch) * n))
+    for i in range(0, m, step):
+        yield slice(i, i + step)
 
 
 def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:

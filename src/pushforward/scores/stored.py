@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .interface import Kernel, Scores
+from .interface import Kernel, Scores, slices
 
 
 class StoredKernel(Kernel):
@@ -20,10 +20,11 @@ class StoredKernel(Kernel):
         matrix: $e^{A+f+g}$.
         f: the potential on the queries.
         g: the potential on the keys.
+        careful: whether products are summed in the dtype of what is integrated, not of the matrix.
     """
 
-    def __init__(self, matrix: Tensor, f: Tensor, g: Tensor):
-        self.matrix, self.f, self.g = matrix, f, g
+    def __init__(self, matrix: Tensor, f: Tensor, g: Tensor, careful: bool = False):
+        self.matrix, self.f, self.g, self.careful = matrix, f, g, careful
 
     @classmethod
     def absorb(cls, scores: Scores, f: Tensor, g: Tensor, dtype: torch.dtype) -> StoredKernel:
@@ -32,12 +33,14 @@ class StoredKernel(Kernel):
         for rows in scores.cuts():
             tile = (scores.tile(rows) + f[..., rows, None]).add_(g[..., None, :])
             matrix[..., rows, :] = tile.exp_()
-        return cls(matrix, *(p.masked_fill(p == -torch.inf, 0) for p in (f, g)))
+        f, g = (p.masked_fill(p == -torch.inf, 0) for p in (f, g))
+        return cls(matrix, f, g)
 
     @classmethod
     def normal(cls, scores: Scores, log_b: Tensor, g: Tensor, dtype: torch.dtype) -> StoredKernel:
         """With the $f$ for which rows integrate to one, found in the same pass."""
-        matrix, found = torch.empty(scores.shape, dtype=dtype, device=scores.device), []
+        matrix = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+        f = torch.empty(scores.shape[:-1], dtype=scores.dtype, device=scores.device)
         dead = log_b == -torch.inf
         alive, weights = g.masked_fill(dead, -torch.inf)[..., None, :], log_b.exp()[..., None]
         for rows in scores.cuts():
@@ -46,18 +49,26 @@ class StoredKernel(Kernel):
             top = top.masked_fill(top == -torch.inf, 0)
             mass = tile.sub_(top).exp_() @ weights
             matrix[..., rows, :] = tile.div_(mass.clamp_min(torch.finfo(tile.dtype).tiny))
-            found.append(-(top + mass.log()).masked_fill(mass == 0, 0)[..., 0])
-        return cls(matrix, torch.cat(found, -1), g.masked_fill(dead, 0))
+            # Small results kept one by one would split the heap: each tile would be a new one.
+            f[..., rows] = -(top + mass.log()).masked_fill(mass == 0, 0)[..., 0]
+        return cls(matrix, f, g.masked_fill(dead, 0))
 
     @property
     def rounding(self) -> float:
-        """A marginal error far above what the rounding of its entries makes."""
-        return 1e3 * torch.finfo(self.matrix.dtype).eps
+        """A marginal error above what the rounding of its entries and products makes.
+
+        Careful products leave that of the entries, of half a unit in the last place each.
+        """
+        return (1 if self.careful else 1e3) * torch.finfo(self.matrix.dtype).eps
+
+    def with_care(self) -> StoredKernel:
+        """The same matrix with careful products."""
+        return StoredKernel(self.matrix, self.f, self.g, careful=True)
 
     @property
     def T(self):
         """Transposed."""
-        return StoredKernel(self.matrix.mT, self.g, self.f)
+        return StoredKernel(self.matrix.mT, self.g, self.f, self.careful)
 
     def over_keys(self, bias):
         """One product."""
@@ -82,11 +93,22 @@ class StoredKernel(Kernel):
         In float32 it is summed in pieces: in one go, thousands of positive terms on a CPU lose
         10^-6 of their sum, always downwards.
         """
+        if self.careful:
+            return self._times_carefully(x)
         matrix, y = self.matrix, x.to(self.matrix.dtype)
-        if matrix.ndim > 2:
-            return (matrix @ y[..., None])[..., 0].to(x.dtype)
+        times = torch.mv if matrix.ndim == 2 else lambda a, b: (a @ b[..., None])[..., 0]
         if matrix.dtype == torch.float64 or matrix.device.type != "cpu":
-            return torch.mv(matrix, y).to(x.dtype)
+            return times(matrix, y).to(x.dtype)
         piece = 1024 if matrix.stride(-1) == 1 else 256
-        cuts = [slice(i, i + piece) for i in range(0, len(y), piece)]
-        return torch.stack([torch.mv(matrix[:, c], y[c]).to(x.dtype) for c in cuts]).sum(0)
+        cuts = [slice(i, i + piece) for i in range(0, matrix.shape[-1], piece)]
+        return torch.stack([times(matrix[..., c], y[..., c]).to(x.dtype) for c in cuts]).sum(0)
+
+    def _times_carefully(self, x: Tensor) -> Tensor:
+        """Converted piece by piece."""
+        matrix, y = self.matrix, x[..., None]
+        if matrix.stride(-1) == 1:
+            cuts = slices(matrix.shape, matrix.device)
+            return torch.cat([(matrix[..., c, :].to(x.dtype) @ y)[..., 0] for c in cuts], -1)
+        cuts = slices(matrix.mT.shape, matrix.device)
+        parts = [matrix[..., c].to(x.dtype) @ y[..., c, :] for c in cuts]
+        return torch.stack(parts).sum(0)[..., 0]
