@@ -1,7 +1,7 @@
 """Time flows of softmax attention beside a naive loop and torchdiffeq with SDPA; write flows.md.
 
 Usage: python benchmarks/flows.py             (a quarter of an hour on two cores; writes flows.md)
-       python benchmarks/flows.py --cuda      (on a GPU, with 100,000 particles; prints)
+       python benchmarks/flows.py --cuda 4096 100000     (on a GPU; prints cuda_flows.txt)
 
 Each flow runs in a process of its own: N particles in R^3, float32, 100 steps of Euler or RK4 to
 t = 1. The error is against RK4 in float64 with 100 steps, up to 4,096 particles. KeOps is taken
@@ -178,20 +178,20 @@ def token_rate():
 
 
 def main():
-    from run import cpu, table
-
     device = "cuda" if "--cuda" in sys.argv else "cpu"
-    sizes = (4096, 16384, 100_000) if device == "cuda" else (4096,)
+    if device == "cuda":
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {date.today()}.")
     rows = []
-    for n in sizes:
+    for n in [int(a) for a in sys.argv[1:] if a.isdigit()] or [4096]:
         for method in ("Euler", "RK4"):
             for way in WAYS:
                 rows.append([f"{n:,}", method, way, measure(way, method, n, device)])
-                print(*rows[-1], flush=True)
-    page = table(["N", "method", "", "time, memory"], rows)
+                print("{:>7}  {:5}  {:22}  {}".format(*rows[-1]), flush=True)
     if device == "cuda":
-        print(torch.cuda.get_device_name(), torch.__version__, page, sep="\n")
         return
+    from run import cpu, table
+
+    page = table(["N", "method", "", "time, memory"], rows)
     head = ["n", "d", "scale", "tol", "solver", "cold steps per solve", "warm / cold",
             "predicted / cold"]  # fmt: skip
     page = f"""\

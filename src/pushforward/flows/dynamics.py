@@ -20,7 +20,7 @@ from ..solvers import Dynamics, State
 class Characteristics(Dynamics):
     r"""$\dot x=V_t[\mu_t](x)$ for the atoms of $\mu$ and for queries; the atoms carry $\mu_t$.
 
-    Atoms never see the queries, so that with fixed steps queries do not change a bit of them.
+    Atoms never see the queries.
     States are `(atoms,)`, then the atoms of `queries` if given, then points that only ride along.
 
     Args:

@@ -23,7 +23,7 @@ from .gradients import Backprop, Gradients
 from .maps import check_flow
 from .path import Path
 from .snapshots import Snapshots, describe
-from .watch import Watched
+from .watch import Apart, Watched
 
 
 def flow(
@@ -74,7 +74,8 @@ def flow(
     dynamics, state = _begin(field, mu, queries)
     grid = solver.grid(float(t0), float(t1), _stops(save))
     times = torch.tensor([grid.times[k] for k in grid.saved], dtype=torch.float64)
-    watched = Watched(solver, gradients, dynamics, grid)
+    apart = isinstance(solver, Dopri5) and queries is not None
+    watched = (Apart if apart else Watched)(solver, gradients, dynamics, grid)
     with _bar(progress, len(grid.times) - 1) as tick:
         if folder is not None:
             about = describe(field, solver, grid, state, mu)
@@ -130,7 +131,7 @@ def _in_memory(watched: Watched, state: State, tick: Callable[[int], None]) -> I
     """States at the saved times."""
     grid, plain = watched.grid, isinstance(watched.gradients, Backprop)
     if isinstance(watched.solver, Dopri5) and plain:
-        for k, now in enumerate(watched.solver.trace(watched.dynamics, state, grid)):
+        for k, now in enumerate(watched.trace(state)):
             yield now
             tick(k)
         return

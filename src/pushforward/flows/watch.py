@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -46,6 +47,10 @@ class Watched:
                 tick(end)
         return state
 
+    def trace(self, state: State) -> Iterator[State]:
+        """States at all times of the grid, in one solve."""
+        return self.solver.trace(self.dynamics, state, self.grid)
+
     def _looked_at(self, state: State, first: int, last: int) -> State:
         """Some steps, and a look at what came out."""
         end = self.gradients.march(self.solver, self.dynamics, state, self.grid, first, last)
@@ -73,6 +78,30 @@ class Watched:
             "The field blows up there, or the steps are too long for it: end before, take more "
             "steps, or use `Dopri5`.",
         )  # fmt: skip
+
+
+class Apart(Watched):
+    """A solve whose steps look at all points, with another of the atoms alone.
+
+    Queries then do not change a bit of the atoms.
+    """
+
+    @cached_property
+    def alone(self) -> Watched:
+        """The atoms, with potentials of their own."""
+        whole = self.dynamics
+        own = Characteristics(whole.field, whole.mu, memory=whole.memory, place="alone.")
+        return Watched(self.solver, self.gradients, own, self.grid)
+
+    def march(self, state, first, last, tick=None):
+        """Atoms alone, queries with all."""
+        own = self.alone.march(state[:1], first, last)
+        return (*own, *super().march(state, first, last, tick)[1:])
+
+    def trace(self, state):
+        """Atoms alone, queries with all."""
+        for own, whole in zip(self.alone.trace(state[:1]), super().trace(state), strict=True):
+            yield (*own, *whole[1:])
 
 
 def _finite(state: State) -> torch.Tensor:
