@@ -94,6 +94,12 @@ def test_queries_follow_the_characteristics(solver):
     assert worst(y, G.push(ghosts).atoms[mu.n :]) < tol
 
 
+def test_a_skip_in_a_field_is_said():
+    for field in (pf.Residual(pf.Attention(2)), pf.Transformer(2, depth=1)):
+        with pytest.warns(UserWarning, match="adds the point itself"):
+            pf.Flow(field, t1=1.0)
+
+
 def test_a_flow_composes():
     """Flowing to 1/2 and on to 1 is flowing to 1."""
     field, mu = softmax_field(), measure(9)
@@ -186,7 +192,7 @@ def test_order_with_time_dependent_parameters():
     truth = end(field, mu, pf.RK4(1024), 1.9).atoms
     for solver in (pf.Midpoint(1), pf.RK4(1)):
         errors = [worst(end(field, mu, replace(solver, steps=n), 1.9).atoms, truth)
-                  for n in (32, 64)]  # fmt: skip
+                  for n in (64, 128)]  # fmt: skip
         assert abs(math.log2(errors[0] / errors[1]) - solver.order) < 0.1
 
 
@@ -630,11 +636,10 @@ def test_dobrushin():
 @pytest.mark.slow
 def test_token_rate_of_a_flow():
     """E9 for whole flows: RMSE sqrt(N) constant within 20 %, 100 repetitions."""
-    torch.manual_seed(11)
-    field = softmax_field(2, 0.9)
+    field = same_everywhere(lambda: softmax_field(2, 0.9))
     law = lambda n, g: pf.Measure(2 * torch.rand(n, 2, generator=g) - 1)
     study = pf.studies.tokens(
-        field, law, [100, 400, 1600], solver=pf.Midpoint(3), queries=torch.randn(4, 2)
+        field, law, [100, 400, 1600], solver=pf.Midpoint(3), queries=2 * torch.eye(2)
     )
     scaled = [e * math.sqrt(n) for n, e in zip(study.sizes, study.errors, strict=True)]
     assert max(scaled) / min(scaled) < 1.2, study

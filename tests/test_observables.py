@@ -91,6 +91,8 @@ def test_pictures_of_a_path(tmp_path, d):
     path = pf.flow(pf.Pointwise(lambda x: -x), mu, 1.0, solver=pf.Euler(10), save=10)
     path.plot().savefig(tmp_path / "path.png")
     path.animate(tmp_path / "path.gif", seconds=1.0)
+    with pytest.raises(ValueError, match=r"name the file `\*.gif`"):
+        path.animate(tmp_path / "path.mp4")
     assert (tmp_path / "path.gif").stat().st_size > 1000
     assert sorted(f.name for f in tmp_path.iterdir()) == ["path.gif", "path.png"]
 

@@ -76,6 +76,17 @@ def test_another_run_is_refused(tmp_path):
         pf.Path.load(tmp_path / "nothing")
 
 
+def test_damaged_files_are_said(tmp_path):
+    pf.flow(field(), measure(6), 1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
+    (tmp_path / "00001.safetensors").write_bytes(b"not what it was")
+    with pytest.raises(ValueError, match=r"00001.safetensors is damaged .* Delete it"):
+        pf.Path.load(tmp_path)[1]
+    for text, said in (("{", "damaged"), ("[]", "damaged"), ("{}", "must say")):
+        (tmp_path / "flow.json").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            pf.Path.load(tmp_path)
+
+
 def test_files_speak_for_themselves(tmp_path):
     """Readable with safetensors and json alone."""
     from safetensors import safe_open

@@ -172,6 +172,8 @@ def animate(
         seconds: how long it plays.
     """
     check_number("seconds", seconds)
+    if Path(file).suffix.lower() != ".gif":
+        raise ValueError(f"An animation is a GIF: name the file `*.gif`, got {str(file)!r}.")
     paths = _paths(measures)
     figure = _figure((4, 4))
     from matplotlib.animation import FuncAnimation, PillowWriter

@@ -123,7 +123,7 @@ def tokens(
 
     Args:
         field: the field.
-        law: `law(n, generator)` draws a measure of `n` atoms.
+        law: `law(n, generator)` draws a measure of `n` atoms, on the default device.
         sizes: numbers of particles $N$.
         queries: where to look; the first eight atoms of a cloud by default.
         t1: the end of the flow.
@@ -139,7 +139,7 @@ def tokens(
         True
     """
     check_sizes(repetitions=repetitions, **{f"sizes[{k}]": n for k, n in enumerate(sizes)})
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
         queries = law(8, generator).atoms
     G = Flow(field, t1, solver=solver)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from .._checks import check_kind, check_number, holds
 from ..fields.combined import adopt
+from ..layers import Residual
 from ..maps import Answer, Conditioned, InContextMap
 from ..measures import Measure
 from ..solvers import RK4, Dynamics, FixedStep, LieSplit, Solver, State
+from ..transformer import Transformer
 from .dynamics import Characteristics
 from .gradients import Adjoint, Backprop, Gradients
 from .watch import Watched
@@ -135,6 +139,13 @@ def check_flow(
         check_number(name, t, least=-float("inf"))
         if not abs(t) < float("inf"):
             raise ValueError(f"`{name}` must be finite, got {t}.")
+    if isinstance(field, Residual | Transformer):
+        warnings.warn(
+            f"A field is a velocity, but {type(field).__name__} adds the point itself: points "
+            "will fly apart as e^t. Use the map within, `residual.gamma`, or "
+            "`pf.fields.of_transformer(model)`.",
+            stacklevel=3,
+        )
     if isinstance(gradients, Adjoint) and isinstance(solver, LieSplit):
         raise TypeError("`LieSplit` has no continuous adjoint here. Use `Backprop()`.")
     if t0 == t1:

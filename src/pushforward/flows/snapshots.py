@@ -37,18 +37,21 @@ class Snapshots(Sequence[Measure]):
         self.folder = File(folder)
         self.device: torch.device | str = "cpu"
         """Where measures are read to."""
+        self._seen = 0
         try:
             self.about = json.loads((self.folder / "flow.json").read_text())
+            found, self.times = self.about.get("format"), self.about.get("times")
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"No flow in {self.folder}: there is no flow.json. Runs write one with "
                 "`pf.flow(..., folder=...)`."
             ) from None
-        if self.about.get("format") != FORMAT:
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{self.folder}/flow.json is damaged: {error}.") from None
+        if found != FORMAT or not isinstance(self.times, list):
             raise ValueError(
-                f"{self.folder}/flow.json must say {FORMAT!r}, got {self.about.get('format')!r}."
+                f"{self.folder}/flow.json must say {FORMAT!r} and list the times, got {found!r}."
             )
-        self.times: list[float] = self.about["times"]
 
     @classmethod
     def begin(cls, folder: str | os.PathLike, about: dict) -> Snapshots:
@@ -69,10 +72,9 @@ class Snapshots(Sequence[Measure]):
 
     def __len__(self) -> int:
         """How many are there, none missing before them."""
-        count = 0
-        while self._file(count).exists():
-            count += 1
-        return count
+        while self._file(self._seen).exists():  # a run only adds
+            self._seen += 1
+        return self._seen
 
     def __getitem__(self, index):
         """The measure at a saved time."""
@@ -88,9 +90,17 @@ class Snapshots(Sequence[Measure]):
 
     def tensors(self, index: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """All that was saved at a time."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(self._file(index), device=str(device))
+        file = self._file(index)
+        try:
+            return load_file(file, device=str(device))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is damaged ({error}). Delete it and all that come after it; the same "
+                "call of `flow` makes them again."
+            ) from None
 
     def queries(self) -> Tensor | None:
         """Where points that rode along were, if there were any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class StoredKernel(Kernel):
     @classmethod
     def absorb(cls, scores: Scores, f: Tensor, g: Tensor, dtype: torch.dtype) -> StoredKernel:
         """Exponentiate scores and potentials, minus infinity for none, tile by tile."""
-        matrix = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+        matrix = _room(scores, dtype)
         for rows in scores.cuts():
             tile = (scores.tile(rows) + f[..., rows, None]).add_(g[..., None, :])
             matrix[..., rows, :] = tile.exp_()
@@ -39,7 +40,7 @@ class StoredKernel(Kernel):
     @classmethod
     def normal(cls, scores: Scores, log_b: Tensor, g: Tensor, dtype: torch.dtype) -> StoredKernel:
         """With the $f$ for which rows integrate to one, found in the same pass."""
-        matrix = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+        matrix = _room(scores, dtype)
         f = torch.empty(scores.shape[:-1], dtype=scores.dtype, device=scores.device)
         dead = log_b == -torch.inf
         alive, weights = g.masked_fill(dead, -torch.inf)[..., None, :], log_b.exp()[..., None]
@@ -104,11 +105,24 @@ class StoredKernel(Kernel):
         return torch.stack([times(matrix[..., c], y[..., c]).to(x.dtype) for c in cuts]).sum(0)
 
     def _times_carefully(self, x: Tensor) -> Tensor:
-        """Converted piece by piece."""
+        """Converted piece by piece, results in one place (see `normal`)."""
         matrix, y = self.matrix, x[..., None]
+        total = x.new_zeros(*matrix.shape[:-1], 1)
         if matrix.stride(-1) == 1:
-            cuts = slices(matrix.shape, matrix.device)
-            return torch.cat([(matrix[..., c, :].to(x.dtype) @ y)[..., 0] for c in cuts], -1)
-        cuts = slices(matrix.mT.shape, matrix.device)
-        parts = [matrix[..., c].to(x.dtype) @ y[..., c, :] for c in cuts]
-        return torch.stack(parts).sum(0)[..., 0]
+            for c in slices(matrix.shape, matrix.device):
+                total[..., c, :] = matrix[..., c, :].to(x.dtype) @ y
+        else:
+            for c in slices(matrix.mT.shape, matrix.device):
+                total += matrix[..., c].to(x.dtype) @ y[..., c, :]
+        return total[..., 0]
+
+
+def _room(scores: Scores, dtype: torch.dtype) -> Tensor:
+    """Room for all scores; on a CPU from NumPy, which asks for huge pages where they are given.
+
+    Touching so much memory for the first time then takes a quarter of the time.
+    """
+    if scores.device.type != "cpu":
+        return torch.empty(scores.shape, dtype=dtype, device=scores.device)
+    kind = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    return torch.from_numpy(np.empty(scores.shape, kind))
