@@ -16,7 +16,15 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that need the library as users import it are skipped while its shapes are checked."""
+    """Tests that need the library as users import it are skipped while its shapes are checked.
+
+    Those that take many minutes are skipped unless asked for by name.
+    """
+    if "exhaustive" not in config.getoption("-m"):
+        skip = pytest.mark.skip(reason="takes many minutes: run with -m exhaustive")
+        for item in items:
+            if item.get_closest_marker("exhaustive"):
+                item.add_marker(skip)
     if config.getoption("--jaxtyping-packages", default=None):
         reason = 'run with -m unhooked -o addopts="-q --strict-markers", as `make test` does'
         for item in items:

@@ -14,9 +14,10 @@ pytestmark = pytest.mark.unhooked
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
 LAYERS = """_types _precision _checks _grouping _quadrature ops scores affinities marginals
-sinkhorn implicit feasibility measures distances normalisers relations manifolds maps sequences
+sinkhorn implicit feasibility measures distances normalisers relations lipschitz manifolds maps
+sequences
 layers attention transformer relate stochastic realise heads rules universal pictures fields
-solvers observables flows studies""".split()
+solvers observables flows studies recovery zoo characterise""".split()
 
 
 ONE_CORE = {"OMP_NUM_THREADS": "1"}

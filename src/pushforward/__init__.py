@@ -7,9 +7,11 @@ from . import (
     ops as ops,
     pictures as pictures,
     studies as studies,
+    zoo as zoo,
 )
 from .affinities import Affinity as Affinity, Dot as Dot, SquaredDistance as SquaredDistance
 from .attention import Attention as Attention, Causal as Causal
+from .characterise import Characterisation as Characterisation, characterise as characterise
 from .distances import (
     energy_distance as energy_distance,
     mmd as mmd,
@@ -26,6 +28,7 @@ from .flows import (
 )
 from .heads import Heads as Heads, birkhoff as birkhoff, realise_heads as realise_heads
 from .layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
+from .lipschitz import Lipschitz as Lipschitz
 from .manifolds import (
     Euclidean as Euclidean,
     Manifold as Manifold,
@@ -50,6 +53,19 @@ from .normalisers import (
     Unnormalised as Unnormalised,
 )
 from .realise import Realisation as Realisation, realise as realise
+from .recovery import (
+    BlackBoxError as BlackBoxError,
+    Decode as Decode,
+    Derivative as Derivative,
+    Excess as Excess,
+    MassPreserving as MassPreserving,
+    ProbabilityValued as ProbabilityValued,
+    RecoveredMap as RecoveredMap,
+    Weak as Weak,
+    derivative as derivative,
+    recover as recover,
+    regular_derivative as regular_derivative,
+)
 from .relate import relate as relate
 from .relations import (
     Affinities as Affinities,

@@ -18,6 +18,23 @@ from ._precision import widen
 from .scores import Placed, PointScores
 
 
+@dataclass(frozen=True)
+class Slopes:
+    r"""How steep the scores $s(x,y)=A(Qx,Ky)$ of a head are on a ball.
+
+    Args:
+        mixed: $\sup|\partial_x\partial_ys|$.
+        x: $\sup|\partial_xs|$.
+        y: $\sup|\partial_ys|$.
+        size: $\sup|s|$.
+    """
+
+    mixed: float
+    x: float
+    y: float
+    size: float
+
+
 class Affinity(ABC):
     r"""A score $A(q,k)$ of a query and a key, as a biased dot product."""
 
@@ -37,6 +54,18 @@ class Affinity(ABC):
     @abstractmethod
     def place(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Placed:
         r"""$x'$ and $c(x)$, for queries and keys alike."""
+
+    def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
+        r"""Of the scores $A(Qx,Ky)$ on a ball, from norms of matrices.
+
+        Args:
+            q: $\|Q\|$.
+            k: $\|K\|$.
+            cross: $\|Q^\top K\|$.
+            width: number of rows of $Q$ and $K$.
+            radius: $R$.
+        """
+        raise NotImplementedError(f"No bound of the scores of {self} is known here.")
 
     def between(
         self, queries: Placed, keys: Placed, impl: ops.Impl | None = None,
@@ -65,6 +94,11 @@ class Dot(Affinity):
     def factor(self, width):
         r"""$s$."""
         return 1 / math.sqrt(width) if self.scale is None else self.scale
+
+    def slopes(self, q, k, cross, width, radius):
+        r"""$b=|s|\,\|Q^\top K\|$, $bR$ and $bR^2$."""
+        b = abs(self.factor(width)) * cross
+        return Slopes(b, b * radius, b * radius, b * radius**2)
 
     def origin(self, k, log_weights):
         """The origin is part of a dot product."""
@@ -102,6 +136,11 @@ class SquaredDistance(Affinity):
     def factor(self, width):
         r"""$2/\varepsilon$."""
         return 2 / self.eps
+
+    def slopes(self, q, k, cross, width, radius):
+        r"""$\partial_y|Qx-Ky|^2=2K^\top(Ky-Qx)$, and so on."""
+        far, c = (q + k) * radius, 2 / self.eps
+        return Slopes(c * cross, c * q * far, c * k * far, far**2 / self.eps)
 
     def origin(self, k, log_weights):
         """The barycentre of the keys."""

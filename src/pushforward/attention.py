@@ -11,6 +11,7 @@ from . import ops
 from ._checks import check_kind, check_sizes
 from ._types import Images, Points, Queries
 from .affinities import Affinity, Dot
+from .lipschitz import Lipschitz, norm
 from .manifolds import Euclidean
 from .maps import Answer, Conditioned
 from .measures import Measure
@@ -110,6 +111,23 @@ class Attending(Conditioned, ABC):
         self._check(mu, queries.atoms, queries.times)
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         return self._relating(mu.normalise(), queries)(queries.atoms, queries.times, log_a)
+
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        r"""$Q_h$, $K_h$ `(h, k, d)` and $W_hV_h$ `(h, e, d)`, where queries, keys and values are
+        linear."""  # noqa: D205, D209
+        raise NotImplementedError(f"{type(self).__name__} is not known to be linear in its points")
+
+    def bound(self, radius: float) -> Lipschitz:
+        r"""Heads add up, each the bound of its normaliser times $\|W_hV_h\|$."""
+        if self.causal:
+            raise NotImplementedError("No Lipschitz bound of causal attention is known here.")
+        total = Lipschitz(0.0, 0.0, radius, 0.0)
+        for Q, K, V in zip(*self.matrices(), strict=True):
+            cross = norm(Q.double().mT @ K.double())
+            slopes = self.affinity.slopes(norm(Q), norm(K), cross, len(Q), radius)
+            x, mu, reach = self.normaliser.gains(slopes, radius)
+            total = total + Lipschitz(x, mu, radius, reach).scaled(norm(V))
+        return replace(total, x=total.x + self.manifold.turn(total.reach))
 
     def relations(self, mu: Measure) -> list[Relation]:
         """The relation of this layer."""
@@ -222,6 +240,12 @@ class Attention(Attending):
     def gather(self, out):
         r"""$\sum_hW^h$."""
         return self.W(out.transpose(-2, -3).flatten(-2))
+
+    def matrices(self):
+        """Weights cut into heads."""
+        cut = lambda weight: weight.detach().unflatten(0, (self.heads, self.head_dim))
+        W = self.W.weight.detach().unflatten(1, (self.heads, self.head_dim)).movedim(1, 0)
+        return cut(self.Q.weight), cut(self.K.weight), W.double() @ cut(self.V.weight).double()
 
     def _split(self, x: Tensor) -> Tensor:
         """`(..., n, heads * k)` to `(..., heads, n, k)`."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from ._checks import check_kind, check_sizes
 from ._types import Images, Queries
+from .lipschitz import Lipschitz, of_points, slope
 from .maps import Answer, Conditioned, InContextMap
 from .measures import Measure
 from .relations import Relation
@@ -38,6 +40,15 @@ class Pointwise(InContextMap):
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         """Ignore the context."""
         return self.f(x)
+
+    def bound(self, radius: float) -> Lipschitz:
+        """Where the function is a layer whose slope is known."""
+        tensors = list(self.f.parameters()) if isinstance(self.f, nn.Module) else []
+        dim = self.f.in_features if isinstance(self.f, nn.Linear) else self.dim
+        if dim is None:
+            raise NotImplementedError("A bound needs the dimension: `Pointwise(f, dim=...)`.")
+        zero = tensors[0].new_zeros(1, dim) if tensors else torch.zeros(1, dim)
+        return of_points(self.f, slope(self.f), radius, zero)
 
 
 class MLP(InContextMap):
@@ -78,6 +89,12 @@ class MLP(InContextMap):
         """Ignore the context."""
         y = self.A2(self.activation(self.A1(x)))
         return x + y if self.skip else y
+
+    def bound(self, radius: float) -> Lipschitz:
+        r"""$\|A_2\|\,\mathrm{Lip}(\sigma)\,\|A_1\|$, and 1 for the skip."""
+        steep = slope(self.A1) * slope(self.activation) * slope(self.A2) + self.skip
+        zero = self.A1.weight.new_zeros(1, self.A1.in_features)
+        return of_points(lambda x: self.A2(self.activation(self.A1(x))), steep, radius, zero)
 
 
 class Residual(Conditioned):
@@ -126,6 +143,10 @@ class Residual(Conditioned):
             return x + self.step * y
 
         return answer
+
+    def bound(self, radius: float) -> Lipschitz:
+        """One for the point itself, and the inner map's."""
+        return Lipschitz(1.0, 0.0, radius, radius) + self.gamma.bound(radius).scaled(self.step)
 
     def relations(self, mu: Measure) -> list[Relation]:
         """Those of the inner map."""

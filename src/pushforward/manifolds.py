@@ -21,6 +21,10 @@ class Manifold(ABC):
     def retract(self, x: Tensor) -> Tensor:
         """The nearest point of the manifold."""
 
+    def turn(self, size: float) -> float:
+        """How fast the tangent part of a vector of that size turns with the point, at most."""
+        raise NotImplementedError(f"No Lipschitz bound on {self} is known here.")
+
     @abstractmethod
     def embed(self, x: Tensor) -> Tensor:
         """The points in a space where near and far are what they are on the manifold."""
@@ -41,6 +45,10 @@ class Euclidean(Manifold):
     def retract(self, x):
         """The point itself."""
         return x
+
+    def turn(self, size):
+        """Not at all."""
+        return 0.0
 
     def embed(self, x):
         """The points themselves."""
@@ -75,6 +83,10 @@ class Sphere(Manifold):
     def retract(self, x):
         r"""$Rx/|x|$."""
         return x * (self.radius / x.norm(dim=-1, keepdim=True))
+
+    def turn(self, size):
+        r"""$|(xx^\top-yy^\top)v|/R^2\le2|x-y||v|/R$."""
+        return 2 * size / self.radius
 
     def embed(self, x):
         """The points themselves, chords for arcs."""

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ._checks import (
     check_context,
     check_kind,
+    check_number,
     check_parameters,
     check_shape,
     holds,
 )
 from ._types import Images, Queries, Times
+from .lipschitz import Lipschitz
 from .manifolds import Euclidean, Manifold
 from .measures import Measure, Transport
 from .relations import Relation
@@ -146,6 +148,30 @@ class InContextMap(nn.Module, ABC):
             Conditional(9 queries, 9 keys, batch (4,))
         """
         return []
+
+    def lipschitz(self, radius: float) -> Lipschitz:
+        r"""A certain bound for contexts and queries in the ball of a radius, from the formula.
+
+        $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$. Maps whose formula gives
+        none raise `NotImplementedError`.
+
+        Args:
+            radius: of the ball around the origin.
+
+        Examples:
+            >>> bound = pf.Attention(2).lipschitz(radius=1.0)
+            >>> bound.measure == bound.x + bound.mu
+            True
+        """
+        check_number("radius", radius)
+        return self.bound(float(radius))
+
+    def bound(self, radius: float) -> Lipschitz:
+        """`lipschitz` for a radius known to be good."""
+        raise NotImplementedError(
+            f"No Lipschitz bound of {type(self).__name__} is known here. A map of yours gives one "
+            "by its method `bound(radius)`."
+        )
 
     def __matmul__(self, first: InContextMap) -> Compose:
         r"""Composition: `(gamma2 @ gamma1)` applies `gamma1` first."""
@@ -307,6 +333,14 @@ class Compose(Conditioned):
         for gamma in self:
             found += gamma.relations(mu)
             mu = gamma.advance(mu)
+        return found
+
+    def bound(self, radius: float) -> Lipschitz:
+        """Bound after bound, each in the ball that the images before lie in."""
+        first, *others = self
+        found = first.bound(radius)
+        for gamma in others:
+            found = found.then(gamma.bound(found.reach))
         return found
 
     def __iter__(self) -> Iterator[InContextMap]:

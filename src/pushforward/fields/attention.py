@@ -80,9 +80,10 @@ class SelfAttention(Attending):
         self.dim = self.context_dim = self.out_dim = d
         hold(self, Q=Q, K=K, V=V)
 
-    def matrices(self) -> list[Tensor]:
+    def matrices(self):
         """$Q$, $K$ and $V$, heads first."""
-        return [m if m.ndim == 3 else m[None] for m in (self.Q, self.K, self.V)]
+        Q, K, V = (m if m.ndim == 3 else m[None] for m in (self.Q, self.K, self.V))
+        return Q, K, V
 
     def queries(self, x):
         r"""$Q_hx$."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from .._checks import check_kind, check_number
 from ..layers import Residual
+from ..lipschitz import Lipschitz
 from ..manifolds import Manifold
 from ..maps import Answer, Compose, Conditioned, InContextMap
 from ..measures import Measure
@@ -81,6 +83,11 @@ class Sum(Conditioned):
 
         return answer
 
+    def bound(self, radius: float) -> Lipschitz:
+        """The sum."""
+        first, *others = (part.bound(radius) for part in self)
+        return sum(others, first)
+
     def relations(self, mu: Measure) -> list[Relation]:
         """Those of all parts."""
         return [relation for part in self for relation in part.relations(mu)]
@@ -115,6 +122,11 @@ class Projected(Conditioned):
         """The field does the context's work."""
         inner = self.field.condition(mu, queries)
         return lambda x, t: self.manifold.tangent(x, inner(x, t))
+
+    def bound(self, radius: float) -> Lipschitz:
+        """The field's, and what the projection turns."""
+        found = self.field.bound(radius)
+        return replace(found, x=found.x + self.manifold.turn(found.reach))
 
     def extra_repr(self) -> str:
         """Where points live."""

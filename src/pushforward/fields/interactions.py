@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from .._checks import check_floating, check_kind, check_number, check_sizes
 from .._precision import widen
 from .._types import Images, Queries
+from ..lipschitz import Lipschitz, norm
 from ..manifolds import Euclidean, Manifold, Torus
 from ..maps import Answer, Conditioned, InContextMap
 from ..measures import Measure
@@ -121,6 +122,11 @@ class Linear(InContextMap):
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         """One barycentre."""
         return x @ self.A.mT + mu.mean()[..., None, :] @ self.B.mT
+
+    def bound(self, radius: float) -> Lipschitz:
+        r"""$\|A\|$ in the point, $\|B\|$ in the measure."""
+        a, b = norm(self.A), norm(self.B)
+        return Lipschitz(a, b, radius, (a + b) * radius)
 
 
 class SecondOrder(Conditioned):

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..affinities import Slopes
 from ..scores import Scores
 
 TOL = 1e-6
@@ -65,6 +66,15 @@ class Normaliser(ABC):
     def density(self, scores: Scores, log_b: Tensor, found: Found) -> tuple[Scores, Tensor | None]:
         """At any queries: the scores $A'$, and $f$ unless rows are to be normalised."""
         return scores, None
+
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
+        r"""Bounds of $\int y\,\pi(dy|x)$ on a ball: Lipschitz in $x$, in $\nu$, and the size.
+
+        Args:
+            slopes: of the scores.
+            radius: $R$.
+        """
+        raise NotImplementedError(f"No Lipschitz bound of {self} is known here.")
 
     def slack_of(self, scores: Scores) -> tuple[float, float] | None:
         """The slack of both marginals in units of score, None for what solves no equation."""

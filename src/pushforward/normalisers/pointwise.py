@@ -1,11 +1,13 @@
 """Normalisers in closed form: one or two reductions, or none."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch.nn.functional import logsigmoid
 
+from ..affinities import Slopes
 from ..scores import MappedScores, TopScores
 from .interface import Found, Normaliser
 
@@ -24,6 +26,11 @@ class Softmax(Normaliser):
     def find(self, scores, log_a, log_b, start=None):
         """Nothing: no constraint on the columns."""
         return Found()
+
+    def gains(self, slopes, radius):
+        r"""$bR^2$ by the covariance of a row; $e^{2gR}(1+2gR)$ with $g=\sup|\partial_ys|$."""
+        swing = 2 * slopes.y * radius
+        return slopes.mixed * radius**2, _exp(swing) * (1 + swing), radius
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,10 @@ class Sigmoid(Normaliser):
         mapped = MappedScores(scores, lambda tile: logsigmoid(tile + self.bias))
         return mapped, torch.zeros_like(scores.over_keys(log_b))
 
+    def gains(self, slopes, radius):
+        r"""A density of at most 1 and slope of at most $\frac14$."""
+        return _density_gains(1.0, 0.25, slopes, radius)
+
 
 @dataclass(frozen=True)
 class Unnormalised(Normaliser):
@@ -84,6 +95,11 @@ class Unnormalised(Normaliser):
         """The scores as they are."""
         return scores, log_b.new_zeros(()).expand(scores.shape[:-1])
 
+    def gains(self, slopes, radius):
+        r"""A density of at most $e^{\sup|s|}$, its own slope."""
+        top = _exp(slopes.size)
+        return _density_gains(top, top, slopes, radius)
+
 
 @dataclass(frozen=True)
 class Linear(Normaliser):
@@ -97,6 +113,10 @@ class Linear(Normaliser):
     def find(self, scores, log_a, log_b, start=None):
         """Nothing."""
         return Found()
+
+    def gains(self, slopes, radius):
+        r"""A density of at most $\sup|s|$, of slope one."""
+        return _density_gains(slopes.size, 1.0, slopes, radius)
 
 
 @dataclass(frozen=True)
@@ -118,3 +138,15 @@ class Hardmax(Normaliser):
     def density(self, scores, log_b, found):
         """0 at the keys of the highest score, minus infinity elsewhere."""
         return TopScores.among(scores, log_b > -torch.inf), None
+
+
+def _exp(x: float) -> float:
+    """Infinite rather than an error."""
+    return math.exp(x) if x < 700 else math.inf
+
+
+def _density_gains(
+    top: float, steep: float, slopes: Slopes, radius: float
+) -> tuple[float, float, float]:
+    r"""Of $\int y\,\varphi(s(x,y))\,\nu(dy)$, with bounds of $|\varphi|$ and $|\varphi'|$."""
+    return steep * slopes.x * radius, top + steep * slopes.y * radius, top * radius

@@ -99,6 +99,10 @@ class Predicted(Normaliser):
         """As the Sinkhorn."""
         return self.inner.density(scores, log_b, found)
 
+    def gains(self, slopes, radius):
+        """Of the Sinkhorn."""
+        return self.inner.gains(slopes, radius)
+
     def slack_of(self, scores):
         """As the Sinkhorn."""
         return self.inner.slack_of(scores)

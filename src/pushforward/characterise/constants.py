@@ -1,0 +1,135 @@
+r"""A lower bound of a Lipschitz constant in $W_1$, by search.
+
+$$\sup\frac{W_1(f(\mu),f(\nu))}{W_1(\mu,\nu)}$$
+
+is approached by moving one atom a little: no other small change of atoms does better, because the
+distances add up by mass. The measure, the atom and the direction are looked for from draws of the
+law and from configurations in which attention is known to be steep: one leader far out and all
+others half way to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..distances import wasserstein
+from ..measures import Measure, MeasureMap
+from ..recovery.black_box import BlackBoxError, called
+from .search import Box, Law
+
+STEP = {torch.float32: 1e-2, torch.float64: 1e-4}
+"""How far the atom moves, in units of the box."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two measures that show how steep a map is.
+
+    Args:
+        ratio: of the distances of their images and of themselves.
+        mu: one of them.
+        nu: the other.
+    """
+
+    ratio: float
+    mu: Measure
+    nu: Measure
+
+
+def steepest(
+    f: MeasureMap, law: Law, box: Box, generator: torch.Generator, rounds: int = 60
+) -> Pair | None:
+    """The steepest pair found.
+
+    Args:
+        f: the black box.
+        law: what measures are like.
+        box: where they may be moved.
+        generator: of all that is random.
+        rounds: moves that are tried from each start.
+    """
+    best = None
+    for mu in _starts(law, box, generator):
+        pair = _climb(f, mu, box, generator, rounds)
+        if pair is not None and (best is None or pair.ratio > best.ratio):
+            best = pair
+    return best
+
+
+def _starts(law: Law, box: Box, generator: torch.Generator) -> list[Measure]:
+    """Draws, and leaders with their followers."""
+    drawn = [law(generator).strip().normalise() for _ in range(4)]
+    n, d, dtype = drawn[0].n, drawn[0].dim, drawn[0].dtype
+    leaders = []
+    for _ in range(2):
+        u = torch.randn(d, generator=generator, dtype=torch.float64)
+        far = (box.high - box.low) / 2 * (u / u.abs().max())
+        atoms = (box.low + box.high) / 2 + far * torch.cat(
+            [torch.ones(1, 1), torch.full((max(1, n - 1), 1), 0.5)]
+        )
+        leaders.append(Measure(atoms.to(dtype)))
+    return drawn + leaders
+
+
+def _climb(
+    f: MeasureMap, mu: Measure, box: Box, generator: torch.Generator, rounds: int
+) -> Pair | None:
+    """Random moves of atoms, weights, atom and direction, kept where they are steeper."""
+    unit = STEP.get(mu.dtype, 1e-2) * box.size
+    state = _State(
+        mu.atoms, mu.log_weights, int(torch.randint(mu.n, (), generator=generator)),
+        _direction(mu, generator),
+    )  # fmt: skip
+    best = _ratio(f, state, unit)
+    for k in range(rounds):
+        other = state.moved(box, generator, 10.0 ** (-1 - 2 * k / rounds))
+        pair = _ratio(f, other, unit)
+        if pair is not None and (best is None or pair.ratio > best.ratio):
+            best, state = pair, other
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    atoms: Tensor
+    logs: Tensor
+    which: int
+    u: Tensor
+
+    def moved(self, box: Box, generator: torch.Generator, size: float) -> _State:
+        """A random neighbour."""
+        rand = lambda t: torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+        n, kind = len(self.atoms), int(torch.randint(4, (), generator=generator))
+        which = int(torch.randint(n, (), generator=generator)) if kind == 0 else self.which
+        atoms, logs, u = self.atoms, self.logs, self.u
+        if kind in (1, 2):
+            atoms = box.clamp(atoms + size * box.size * rand(atoms)).to(atoms)
+        if kind in (2, 3):
+            logs = (logs + 10 * size * rand(logs)).log_softmax(-1)
+        u = u + 3 * size * rand(u)
+        return _State(atoms, logs, which, u / u.norm())
+
+
+def _direction(mu: Measure, generator: torch.Generator) -> Tensor:
+    u = torch.randn(mu.dim, generator=generator, dtype=torch.float64).to(mu.atoms)
+    return u / u.norm()
+
+
+def _ratio(f: MeasureMap, state: _State, step: float) -> Pair | None:
+    """Of a measure and the one with an atom moved."""
+    atoms = state.atoms.clone()
+    atoms[state.which] += step * state.u
+    return quotient(f, *(Measure.unchecked(a, state.logs) for a in (state.atoms, atoms)))
+
+
+def quotient(f: MeasureMap, mu: Measure, nu: Measure) -> Pair | None:
+    """Two measures with the quotient of exact distances, None where the map fails."""
+    try:
+        images = called(f, mu), called(f, nu)
+    except BlackBoxError:
+        return None
+    apart = float(wasserstein(mu, nu))
+    return Pair(float(wasserstein(*images)) / apart, mu, nu) if apart > 0 else None

@@ -1,0 +1,173 @@
+r"""(B2) for a black box: refuted, or not.
+
+The largest gap found at distance $h$ is fitted by $h^{1-p}$. If it does not vanish fast enough,
+the places found are looked at again at scales down to $10^{-11}$, for probes of several masses
+$\eta$: a steep map has a steepest slope $K$ that does not depend on $\eta$; where $K(\eta)$ grows
+as $\eta\to0$, or a gap stays open, no continuous $G$ can be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .search import RATIO, Herd, Scale, Search
+
+LIPSCHITZ_LIKE = 0.8
+"""Exponents up to this are those of a continuous map."""
+
+GROWS = 0.2
+r"""Exponents of $K(\eta)$ above this are those of no continuous map."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a dtype can resolve.
+
+    Args:
+        hs: distances of the search.
+        least_eta: the smallest mass.
+        fit: distances from which on the exponent is fitted.
+        zoom: the smallest distance.
+        etas: masses of the zoom.
+    """
+
+    hs: tuple[float, ...]
+    least_eta: float
+    fit: float
+    zoom: float
+    etas: tuple[float, ...]
+
+
+PRECISION = {
+    torch.float64: Precision(
+        tuple(0.3 / RATIO**k for k in range(12)), 1e-13, 3e-3, 2e-11,
+        (1e-5, 1e-7, 1e-9, 1e-11, 1e-13),
+    ),
+    torch.float32: Precision(
+        tuple(0.3 / RATIO**k for k in range(6)), 1e-5, 0.1, 1e-4, (1e-2, 1e-3, 1e-4, 1e-5)
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Continuity:
+    r"""What the search says about continuity.
+
+    Args:
+        refuted: whether no continuous $G$ can be.
+        exponent: $p$ in gap $\sim h^{1-p}$.
+        error: its standard error.
+        slope: the largest quotient seen, a lower bound of the Lipschitz constant of $G$ in $x$.
+        table: pairs $(\eta,K(\eta))$ of the zoom, empty if there was none.
+        growth: the exponent of $K$ in $1/\eta$, NaN without a zoom.
+        open: whether gaps stayed open at the smallest distance for most masses.
+        scales: what was found at each distance.
+        smallest: the smallest distance and mass looked at.
+        witness: the candidate that shows it, and the distance and mass at which it does.
+    """
+
+    refuted: bool
+    exponent: float
+    error: float
+    slope: float
+    table: tuple[tuple[float, float], ...]
+    growth: float
+    open: bool
+    scales: tuple[Scale, ...]
+    smallest: tuple[float, float]
+    witness: tuple[Herd, float, float]
+
+    @property
+    def holder(self) -> bool:
+        """Whether it looks continuous but not Lipschitz."""
+        return not self.refuted and 0.1 < self.exponent <= LIPSCHITZ_LIKE
+
+
+def continuity(search: Search, precision: Precision, scale: float, noise: float) -> Continuity:
+    """Search, fit, and look closer where that does not settle it.
+
+    Args:
+        search: the black box and where to look.
+        precision: what its dtype resolves.
+        scale: the size of the box, by which distances are multiplied.
+        noise: gaps up to this are rounding.
+    """
+    hs = [scale * h for h in precision.hs]
+    scales = search.scales(hs, precision.least_eta)
+    late = [s for s in scales if s.h <= scale * precision.fit] or scales[-3:]
+    quotients = [max(s.gap, noise) / s.h for s in late]
+    exponent, error = _fit([-math.log(s.h) for s in late], [math.log(q) for q in quotients])
+    if late[-1].gap <= 2 * noise:
+        exponent, error = 0.0, 0.0
+    steepest = max(scales, key=lambda s: s.gap / s.h)
+    slope = steepest.gap / steepest.h
+    best = (steepest.best, steepest.h, steepest.eta)
+    smallest = (hs[-1], min(s.eta for s in scales))
+    if exponent <= LIPSCHITZ_LIKE:
+        return Continuity(
+            False, exponent, error, slope, (), math.nan, False, tuple(scales), smallest, best
+        )
+    zooms = [_zoom(search, scales, eta, scale * precision.zoom, noise) for eta in precision.etas]
+    table = []
+    for eta in precision.etas:  # each mass at the places that any of them found
+        quotients = [float(search.gaps(z.best, z.h, eta)) / z.h for z in zooms]
+        table.append((eta, max(quotients)))
+        if max(quotients) > slope:
+            z = zooms[quotients.index(max(quotients))]
+            slope, best = max(quotients), (z.best, z.h, eta)
+    growth, _ = _fit(
+        [-math.log(eta) for eta, _ in table], [math.log(max(k, 1e-300)) for _, k in table]
+    )
+    opened = sum(z.open for z in zooms) > len(zooms) / 2
+    smallest = (scale * precision.zoom, precision.etas[-1])
+    return Continuity(
+        growth > GROWS or opened, exponent, error, slope, tuple(table), growth, opened,
+        tuple(scales), smallest, best,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Zoomed:
+    """The steepest place found for a mass, and whether its gap stayed open."""
+
+    best: Herd
+    h: float
+    open: bool
+
+
+def _zoom(search: Search, scales: list[Scale], eta: float, end: float, noise: float) -> _Zoomed:
+    """From all places found, down to the smallest distance, made better on the way."""
+    herds: dict[int, Herd] = {}
+    waiting, h, trail = list(scales), scales[0].h, []
+    best, at, steep = scales[-1].best, scales[-1].h, 0.0
+    while h > end:
+        while waiting and waiting[0].h >= h * (1 - 1e-9):
+            place = waiting.pop(0).best
+            size = place.atoms.shape[1]
+            herds[size] = herds[size].joined(place) if size in herds else place
+        nearer = max(h / RATIO, end)
+        herds = {
+            size: search.improve(search.cut(herd, h, nearer, eta), nearer, eta, rounds=1)
+            for size, herd in herds.items()
+        }
+        h = nearer
+        top = max(herds.values(), key=lambda herd: float(herd.gap.max()))
+        gap = float(top.gap.max())
+        trail.append((h, gap))
+        if gap > 4 * noise and gap / h > steep:
+            steep, at, best = gap / h, h, top.pick(top.gap.argmax()[None])
+    (h, gap), (wider, before) = trail[-1], trail[-3]
+    return _Zoomed(best, at, gap > 16 * noise and gap > 0.5 * before and h < wider)
+
+
+def _fit(x: list[float], y: list[float]) -> tuple[float, float]:
+    """The slope of a line through points, and its standard error."""
+    a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
+    a, b = a - a.mean(), b - b.mean()
+    spread = float(a.square().sum())
+    slope = float((a * b).sum()) / spread
+    rest = float((b - slope * a).square().sum())
+    return slope, math.sqrt(rest / max(1, len(x) - 2) / spread)

@@ -1,0 +1,282 @@
+r"""The search for a point where no continuous $G$ can be.
+
+Two scales: points $x,x'$ at distance $h$, and probes of mass $\eta\ll h$. If
+$|y_\eta(x)-y_\eta(x')|$ does not vanish with $h$, there is no continuous $G$. The gap is maximised
+over measures on a box, points and directions, scale after scale, each beginning where the one
+before ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..measures import Measure
+from .calls import Caller
+
+Law = Callable[[torch.Generator], Measure]
+"""How to draw a measure of the kind a user cares about."""
+
+RATIO = math.sqrt(10)
+KEPT = 16
+STARTS = 96
+FRESH = 32
+ROUNDS = 3
+TRIES = 8
+"""Variants of a candidate that are tried at a time; fewer where each is a call of its own."""
+SUBCLOUDS = (1, 2, 4)
+TILES = 4
+"""Parts of a segment that is cut to the next scale: they cover it."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where the draws of a law lie."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def size(self) -> float:
+        """Its largest side."""
+        return float((self.high - self.low).max())
+
+    @property
+    def radius(self) -> float:
+        """Of the smallest ball around the origin that holds it."""
+        return float(torch.maximum(self.low.abs(), self.high.abs()).norm())
+
+    def clamp(self, x: Tensor) -> Tensor:
+        """The nearest points of the box."""
+        return torch.maximum(torch.minimum(x, self.high), self.low)
+
+
+@dataclass(eq=False)
+class Herd:
+    """Candidates with as many atoms each: measures, points, directions and gaps.
+
+    Args:
+        atoms: `(c, m, d)`.
+        logs: `(c, m)`, normalised.
+        x: `(c, d)`.
+        u: `(c, d)`, of length one.
+        gap: `(c,)`.
+        drawn: `(c,)`, whether the measure is a draw of the law.
+    """
+
+    atoms: Tensor
+    logs: Tensor
+    x: Tensor
+    u: Tensor
+    gap: Tensor
+    drawn: Tensor
+
+    def pick(self, index: Tensor) -> Herd:
+        """Some of them."""
+        return Herd(*(getattr(self, k)[index] for k in self.__dataclass_fields__))
+
+    def repeated(self, copies: int) -> Herd:
+        """Several of each, the whole herd in turn."""
+        return Herd(*(torch.cat([getattr(self, k)] * copies) for k in self.__dataclass_fields__))
+
+    def joined(self, other: Herd) -> Herd:
+        """Both."""
+        pairs = ((getattr(self, k), getattr(other, k)) for k in self.__dataclass_fields__)
+        return Herd(*map(torch.cat, pairs))
+
+    def better(self, other: Herd) -> Herd:
+        """Others where their gap is larger."""
+        better, chosen = other.gap > self.gap, []
+        for k in self.__dataclass_fields__:
+            mine, its = getattr(self, k), getattr(other, k)
+            chosen.append(torch.where(better.reshape(-1, *[1] * (mine.ndim - 1)), its, mine))
+        return Herd(*chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """What was found at one scale.
+
+    Args:
+        h: the distance.
+        eta: the mass.
+        gap: the largest gap.
+        best: the candidate, a herd of one.
+    """
+
+    h: float
+    eta: float
+    gap: float
+    best: Herd
+
+
+class Search:
+    """Candidates on a box, and how they are made better.
+
+    Args:
+        caller: the black box.
+        law: what measures are like.
+        box: where they lie.
+        generator: of all that is random.
+    """
+
+    def __init__(self, caller: Caller, law: Law, box: Box, generator: torch.Generator):
+        self.caller, self.law, self.box, self.generator = caller, law, box, generator
+        self.tries = TRIES if caller.batched else TRIES // 4
+
+    def gaps(self, herd: Herd, h: float, eta: float) -> Tensor:
+        r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
+        twice = lambda t: torch.cat([t, t])
+        ends = torch.cat([herd.x, herd.x + h * herd.u])
+        y = self.caller.images(twice(herd.atoms), twice(herd.logs), ends, eta)
+        a, b = y.chunk(2)
+        return (a - b).norm(dim=-1).nan_to_num(0, 0, 0)
+
+    def scales(self, hs: list[float], least_eta: float) -> list[Scale]:
+        """From the widest scale to the narrowest."""
+        herds: list[Herd] = []
+        found, before = [], None
+        for k, h in enumerate(hs):
+            eta = max(h**3, least_eta)
+            if before is not None:
+                herds = [self.cut(herd, before, h, eta) for herd in herds]
+            fresh = STARTS if k == 0 else FRESH if k < 4 else 0
+            herds = self.select(herds + self.starts(fresh, h, eta))
+            herds = [self.improve(herd, h, eta) for herd in herds]
+            best = max(herds, key=lambda herd: float(herd.gap.max()))
+            at = best.gap.argmax()[None]
+            found.append(Scale(h, eta, float(best.gap[at]), best.pick(at)))
+            before = h
+        return found
+
+    def starts(self, count: int, h: float, eta: float) -> list[Herd]:
+        """Draws of the law and small parts of them, with points near what may matter."""
+        groups: dict[int, list] = {}
+        for k in range(count):
+            mu = self.law(self.generator).strip().normalise()
+            part = (None, *SUBCLOUDS)[k % (1 + len(SUBCLOUDS))]
+            atoms, logs = mu.atoms, mu.log_weights
+            if part is not None and part < mu.n:
+                some = torch.randperm(mu.n, generator=self.generator)[:part]
+                atoms, logs = atoms[some], logs[some].log_softmax(-1)
+            whole = len(atoms) == mu.n
+            groups.setdefault(len(atoms), []).append((atoms, logs, self._point(atoms, h), whole))
+        herds = []
+        for members in groups.values():
+            clouds, masses, x, drawn = zip(*members, strict=True)
+            u = self._randn(len(members), clouds[0].shape[-1])
+            herd = Herd(
+                torch.stack(clouds), torch.stack(masses), torch.stack(x),
+                u / u.norm(dim=-1, keepdim=True), torch.zeros(len(members), dtype=u.dtype),
+                torch.tensor(drawn),
+            )  # fmt: skip
+            herd.gap = self.gaps(herd, h, eta)
+            herds.append(herd)
+        return herds
+
+    def select(self, herds: list[Herd]) -> list[Herd]:
+        """The best of all, with two of every size."""
+        gaps = torch.cat([herd.gap for herd in herds])
+        least = gaps.sort(descending=True).values[min(KEPT, len(gaps)) - 1]
+        kept = []
+        for herd in herds:
+            order = herd.gap.argsort(descending=True)
+            count = max(2, int((herd.gap >= least).sum()))
+            kept.append(herd.pick(order[: min(count, KEPT)]))
+        return kept
+
+    def cut(self, herd: Herd, before: float, h: float, eta: float) -> Herd:
+        """The best part of each segment, which cannot be much flatter than the whole."""
+        shift = (before - h) * torch.arange(TILES).to(herd.x) / (TILES - 1)
+        parts = herd.repeated(TILES)
+        parts.x = parts.x + shift.repeat_interleave(len(herd.x))[:, None] * parts.u
+        return self._best(parts, TILES, h, eta)
+
+    def improve(self, herd: Herd, h: float, eta: float, rounds: int = ROUNDS) -> Herd:
+        """Random moves always, along gradients where there are any."""
+        for _ in range(rounds):
+            herd = herd.better(self._best(self._moved(herd, h), self.tries, h, eta))
+            if self.caller.differentiable:
+                herd = herd.better(self._ascended(herd, h, eta))
+        return herd
+
+    def _best(self, many: Herd, copies: int, h: float, eta: float) -> Herd:
+        """Of several variants of each candidate, the one with the largest gap."""
+        many.gap = self.gaps(many, h, eta)
+        count = len(many.gap) // copies
+        winner = many.gap.reshape(copies, count).argmax(0)
+        return many.pick(winner * count + torch.arange(count, device=winner.device))
+
+    def _sizes(self, herd: Herd, h: float) -> Tensor:
+        """Steps of all sizes from the distance itself to the box, one for each variant."""
+        share = (torch.arange(self.tries).to(herd.x) + self._rand(1)) / self.tries
+        sizes = self.box.size * torch.exp(share * math.log(h / self.box.size))
+        return sizes.repeat_interleave(len(herd.x))[:, None]
+
+    def _moved(self, herd: Herd, h: float) -> Herd:
+        """Random steps in all that may move."""
+        size, many = self._sizes(herd, h), herd.repeated(self.tries)
+        moves = self._rand(len(many.x), 1, 1) < 0.5
+        shaken = self.box.clamp(many.atoms + size[..., None] * self._randn(*many.atoms.shape))
+        many.atoms = torch.where(moves, shaken, many.atoms)
+        many.drawn = many.drawn & ~moves[:, 0, 0]
+        many.x = self.box.clamp(many.x + size * self._randn(*many.x.shape))
+        turned = many.u + self._rand(len(many.u), 1) * self._randn(*many.u.shape)
+        many.u = turned / turned.norm(dim=-1, keepdim=True)
+        return many
+
+    def _ascended(self, herd: Herd, h: float, eta: float) -> Herd:
+        """The best of several steps along the gradient of the gap."""
+        atoms, x, u = (t.detach().clone().requires_grad_() for t in (herd.atoms, herd.x, herd.u))
+        free = Herd(atoms, herd.logs, x, u, herd.gap, herd.drawn)
+        try:
+            with torch.enable_grad():
+                total = self.gaps(free, h, eta).sum()
+                slopes = torch.autograd.grad(total, (atoms, x, u), allow_unused=True)
+        except RuntimeError:
+            self.caller.differentiable = False
+            return herd
+        up = [
+            torch.zeros_like(t) if s is None else _unit(s)
+            for t, s in zip((atoms, x, u), slopes, strict=True)
+        ]
+        size, many = self._sizes(herd, h), herd.repeated(self.tries)
+        again = lambda t: torch.cat([t.detach()] * self.tries)
+        many.atoms = self.box.clamp(many.atoms + size[..., None] * again(up[0]))
+        many.x = self.box.clamp(many.x + size * again(up[1]))
+        turned = many.u + size / self.box.size * again(up[2])
+        many.u = turned / turned.norm(dim=-1, keepdim=True)
+        many.drawn = torch.zeros_like(many.drawn)
+        return self._best(many, self.tries, h, eta)
+
+    def _point(self, atoms: Tensor, h: float) -> Tensor:
+        """Near an atom, at a midpoint, near the origin, or anywhere."""
+        d = atoms.shape[-1]
+        kind = int(torch.randint(4, (), generator=self.generator))
+        i, j = torch.randint(len(atoms), (2,), generator=self.generator).tolist()
+        if kind == 0:
+            x = atoms[i] + h * self._randn(d)
+        elif kind == 1:
+            x = (atoms[i] + atoms[j]) / 2
+        elif kind == 2:
+            x = h * self._randn(d)
+        else:
+            x = self.box.low + self._rand(d) * (self.box.high - self.box.low)
+        return self.box.clamp(x)
+
+    def _randn(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=self.box.low.dtype)
+
+    def _rand(self, *shape: int) -> Tensor:
+        return torch.rand(*shape, generator=self.generator, dtype=self.box.low.dtype)
+
+
+def _unit(slope: Tensor) -> Tensor:
+    """Of length one for each candidate, zero where there is no direction."""
+    slope = slope.nan_to_num(0, 0, 0)
+    size = slope.flatten(1).norm(dim=-1).reshape(-1, *[1] * (slope.ndim - 1))
+    return slope / torch.where(size > 0, size, 1)

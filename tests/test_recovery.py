@@ -1,0 +1,235 @@
+"""Theorem 1: recovered maps against the maps themselves, with the orders of the theory."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import measure
+
+import pushforward as pf
+from pushforward.recovery.decoding import LIMIT, decode
+from pushforward.recovery.probes import flattened
+
+
+def field(scale=1.0):
+    return pf.Residual(pf.fields.SelfAttention(*(scale * torch.randn(3, 2, 2)).unbind(0)))
+
+
+MAPS = {
+    "attention": lambda: field(),
+    "deep": lambda: pf.Transformer(2, depth=3, heads=2, hidden=6, step=0.5),
+    "flow": lambda: pf.Flow(field().gamma, 1.0, solver=pf.RK4(10)),
+    "sinkhorn": lambda: pf.Attention(2, normaliser=pf.Sinkhorn(tol=1e-13)),
+}
+
+
+def gap(a, b):
+    return float((a - b).norm(dim=-1).max())
+
+
+# Masses
+
+
+def test_masses_are_decoded():
+    """Unions of atoms, in any order; limits and refusals."""
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 7, 13, 20):
+        a = 2.0 ** -np.arange(n) if n == 20 else rng.dirichlet(np.ones(n))
+        a = a / a.sum()
+        owner = rng.integers(0, max(1, n // 2), n)
+        kinds = np.unique(owner)
+        sums = np.array([a[owner == k].sum() for k in kinds])
+        order = rng.permutation(len(sums))
+        found = decode(a, sums[order], 1e-13)
+        assert found.residual < 1e-15 and (kinds[order][found.owner] == owner).all()
+
+
+def test_what_cannot_be_decoded():
+    a = np.array([0.5, 0.3, 0.2])
+    assert decode(a, np.array([0.5, 0.5]), 1e-12).problem == "several subsets"
+    assert decode(np.array([0.6, 0.4]), np.array([0.5, 0.5]), 1e-12).refuted
+    b = np.array([0.55, 0.3, 0.15])
+    assert decode(b, np.array([0.55, 0.55]), 1e-12).problem == "subsets overlap"
+    assert decode(b, np.array([0.55]), 1e-12).problem == "mass is missing"
+    with pytest.raises(ValueError, match=f"at most {LIMIT} atoms"):
+        decode(np.ones(LIMIT + 1), np.ones(1), 1e-12)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_layers_keep_masses(name):
+    """Experiment E1: output masses are input masses to 1e-12."""
+    mu = measure(10)
+    out = MAPS[name]().push(mu)
+    masses = lambda m: m.normalise().weights.detach().numpy()
+    assert decode(masses(mu), masses(out.merge()), 1e-12).residual < 1e-12
+
+
+# Recovery
+
+
+@pytest.mark.parametrize("by", [pf.Excess(), pf.Decode()], ids=repr)
+@pytest.mark.parametrize("name", MAPS)
+def test_recovered_maps_have_the_orders_of_the_theory(name, by):
+    """Experiment E3: an error of order 1 in the mass, 2 extrapolated."""
+    gamma, mu, x = MAPS[name](), measure(9), torch.randn(2, 2)
+    truth = gamma(mu, pf.Measure(x, torch.tensor([0.5, 0.5])) if gamma.paired else x)
+    for extrapolate, order in ((False, 1), (True, 2)):
+        errors = []
+        with torch.no_grad():
+            for eta in (4e-3, 1e-3):
+                G = pf.recover(gamma.push, by=by, eta=eta, extrapolate=extrapolate)
+                errors.append(gap(G(mu, x), truth))
+        assert abs(math.log(errors[0] / errors[1], 4) - order) < 0.15
+
+
+def test_linear_vlasov_is_exact():
+    """G is affine in the measure: extrapolation leaves rounding, whatever the mass."""
+    gamma = pf.Flow(pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)), 1.0, solver=pf.RK4(10))
+    mu, x = measure(8), torch.randn(3, 2)
+    for eta in (0.3, 1e-2, 1e-5):
+        assert gap(pf.recover(gamma.push, eta=eta)(mu, x), gamma(mu, x)) < 1e-12
+
+
+@pytest.mark.parametrize("extension", [pf.MassPreserving(), pf.ProbabilityValued()], ids=repr)
+def test_the_weak_form_has_both_conventions(extension):
+    """Experiment E4: coordinates as test functions give G, after their mean is added."""
+    gamma, mu, x = field(), measure(6), 2 * torch.ones(2)
+    truth = gamma(mu, x[None])[0]
+    found = pf.regular_derivative(gamma, mu, x, lambda y: y, extension=extension, eta=1e-6)
+    if extension == pf.ProbabilityValued():
+        found = found + gamma.push(mu.normalise()).mean()
+    assert gap(found[None], truth[None]) < 1e-8
+
+
+def test_the_best_mass_of_the_weak_form():
+    """Truncation falls, rounding grows: without extrapolation the best is near 1e-8."""
+    gamma, mu, x = field(0.5), measure(6), torch.tensor([[1.3, -0.8]])
+    truth, errors = gamma(mu, x), {}
+    for eta in (1e-4, 1e-6, 1e-8, 1e-10, 1e-12):
+        errors[eta] = gap(
+            pf.recover(gamma.push, by=pf.Weak(), eta=eta, extrapolate=False)(mu, x), truth
+        )
+    assert min(errors, key=errors.get) in (1e-6, 1e-8, 1e-10) and min(errors.values()) < 1e-6
+    assert errors[1e-4] > 1e-6 and errors[1e-12] > 10 * min(errors.values())
+
+
+def test_thousands_of_equal_tokens():
+    """Excess mass reads the position at any number of tokens."""
+    gamma = field()
+    mu, x = pf.Measure(torch.randn(2000, 2)), torch.randn(2, 2)
+    with torch.no_grad():
+        assert gap(pf.recover(gamma.push)(mu, x), gamma(mu, x)) < 1e-9
+
+
+def test_the_push_forward_of_a_recovered_map_is_the_black_box():
+    gamma, mu = field(), measure(7)
+    G = pf.recover(gamma.push)
+    assert float(pf.wasserstein(G.push(mu).normalise(), gamma.push(mu).normalise())) < 1e-9
+    assert gap(G(mu, mu.atoms[2:4]), gamma(mu, mu.atoms[2:4])) < 1e-9  # points of the support
+    double = G @ G
+    assert gap(double(mu, mu.atoms[:1]), (gamma @ gamma)(mu, mu.atoms[:1])) < 1e-7
+
+
+@pytest.mark.parametrize("by", [pf.Excess(), pf.Decode()], ids=repr)
+def test_collisions(by):
+    """Images that fall onto each other, merged by the black box itself."""
+    flat = pf.Pointwise(lambda x: x * torch.tensor([1.0, 0.0]))
+    mu = pf.Measure(torch.tensor([[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]), torch.rand(3))
+    black_box = lambda nu: flat.push(nu).merge()
+    for point in ([0.5, 3.0], [0.0, 3.0], [0.0, 1.0], [1.0, 5.0]):
+        x = torch.tensor([point])
+        assert gap(pf.recover(black_box, by=by, eta=1e-4)(mu, x), flat(mu, x)) < 1e-12
+    constant = lambda nu: nu.push(torch.zeros_like).merge()
+    assert gap(pf.recover(constant, by=by)(mu, torch.ones(1, 2)), torch.zeros(1, 2)) == 0
+
+
+def test_outputs_in_any_order():
+    gamma, mu, x = field(), measure(8), torch.randn(2, 2)
+
+    def shuffled(nu):
+        out, order = gamma.push(nu), torch.randperm(nu.n)
+        return pf.Measure.unchecked(out.atoms[order], out.log_weights[order])
+
+    assert gap(pf.recover(shuffled)(mu, x), gamma(mu, x)) < 1e-9
+
+
+def test_error_estimates():
+    """They are the error, as long as that is above rounding."""
+    gamma, mu, x = field(), measure(8), torch.randn(4, 2)
+    for eta in (1e-2, 1e-3):
+        y, error = pf.recover(gamma.push, eta=eta).estimate(mu, x)
+        true = (y - gamma(mu, x)).norm(dim=-1)
+        assert (error / true - 1).abs().max() < 0.1
+        y, error = pf.recover(gamma.push, eta=eta, extrapolate=False).estimate(mu, x)
+        assert (error / (y - gamma(mu, x)).norm(dim=-1) - 1).abs().max() < 0.1
+
+
+def test_float32_and_batches():
+    gamma = field().float()
+    mu = pf.Measure(torch.randn(3, 30, 2).float())
+    x = torch.randn(2, 2).float()
+    with torch.no_grad():
+        assert gap(pf.recover(gamma.push)(mu, x), gamma(mu, x)) < 2e-5
+
+
+def test_wrong_maps_are_said():
+    mu, x = pf.Measure(torch.randn(5, 2)), torch.ones(1, 2)
+    for f in (pf.zoo.bayes, pf.zoo.splitting):
+        with pytest.raises(pf.BlackBoxError, match="splits or re-weights"):
+            pf.recover(f)(mu, x)
+    with pytest.raises(pf.BlackBoxError, match="no sum of input masses"):
+        pf.recover(pf.zoo.splitting, by=pf.Decode())(measure(5), x)
+    with pytest.raises(pf.BlackBoxError, match="not generic"):
+        pf.recover(lambda nu: nu, by=pf.Decode())(mu, x)
+    with pytest.raises(pf.BlackBoxError, match="not a Measure"):
+        pf.recover(lambda nu: nu.atoms)(mu, x)
+    with pytest.raises(pf.BlackBoxError, match="NaN or infinity"):
+        pf.recover(lambda nu: nu.moved(nu.atoms * torch.nan))(mu, x)
+    with pytest.raises(ValueError, match="at most 32 atoms"):
+        pf.recover(lambda nu: nu, by=pf.Decode())(measure(40), x)
+    with pytest.raises(TypeError, match="`by` must be a Probe"):
+        pf.recover(lambda nu: nu, by="excess")
+    for eta in (0.0, 1.0):
+        with pytest.raises(ValueError, match="`eta`"):
+            pf.recover(lambda nu: nu, eta=eta)
+
+
+# Derivatives
+
+
+def test_the_irregular_part_of_a_softmax_head():
+    r"""$\partial_\mu\Gamma(\mu,\xi)[\delta_x]=V(x-m(\xi))\,e^{s(\xi,x)}/Z(\xi)$, integrated."""
+    Q, K, V = (0.6 * torch.randn(3, 2, 2)).unbind(0)
+    head = pf.fields.SelfAttention(Q, K, V)
+    mu, x = measure(6).normalise(), 2 * torch.ones(2)
+    psi = lambda y: torch.stack([y[:, 0].sin(), y.square().sum(-1)], -1)
+    found = pf.derivative(head, mu, x, psi)
+    atoms = mu.atoms
+    scores = (atoms @ Q.mT) @ (atoms @ K.mT).mT
+    Z = (mu.weights * scores.exp()).sum(-1)
+    m = (mu.weights * scores.exp()) @ atoms / Z[:, None]
+    at_x = ((atoms @ Q.mT) @ (K @ x)).exp() / Z
+    moves = (x - m) @ V.mT * at_x[:, None]
+    images = head(mu, atoms)
+    slopes = torch.stack([
+        torch.stack([images[:, 0].cos(), torch.zeros(6)], -1), 2 * images
+    ], 1)  # fmt: skip
+    irregular = (mu.weights[:, None] * (slopes * moves[:, None]).sum(-1)).sum(0)
+    assert (found.regular - psi(head(mu, x[None]))[0]).abs().max() < 1e-7
+    assert (found.irregular - irregular).abs().max() < 1e-7
+
+
+def test_flattened_coordinates():
+    """Constant near the centres, the identity far away, 2-Lipschitz, and never far from it."""
+    centres, y = torch.randn(5, 2), torch.randn(4000, 2)
+    r = 0.2
+    z = flattened(y, centres, r)
+    assert (z - y).norm(dim=-1).max() <= r + 1e-12
+    near = (y[:, None] - centres).norm(dim=-1).amin(-1)
+    assert torch.equal(z[near >= 2 * r], y[near >= 2 * r])
+    inside = z[near <= r]
+    assert ((inside[:, None] - centres).norm(dim=-1).amin(-1) == 0).all()
+    line = torch.linspace(-1, 1, 2001)[:, None] * torch.tensor([[1.0, 0.3]])
+    steps = flattened(line, torch.zeros(1, 2), r).diff(dim=0).norm(dim=-1)
+    assert (steps / line.diff(dim=0).norm(dim=-1)).max() <= 2 + 1e-9
