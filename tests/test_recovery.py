@@ -61,7 +61,7 @@ def test_layers_keep_masses(name):
     """Experiment E1: output masses are input masses to 1e-12."""
     mu = measure(10)
     out = MAPS[name]().push(mu)
-    masses = lambda m: m.normalise().weights.detach().numpy()
+    masses = lambda m: m.normalise().weights.detach().cpu().numpy()
     assert decode(masses(mu), masses(out.merge()), 1e-12).residual < 1e-12
 
 

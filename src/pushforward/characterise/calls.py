@@ -32,7 +32,7 @@ class Caller:
         atoms: Float[Tensor, "c m d"],
         logs: Float[Tensor, "c m"],
         x: Float[Tensor, "c d"],
-        eta: float,
+        eta: Float[Tensor, " c"],
     ) -> Float[Tensor, "c e"]:
         r"""Where the mass $\eta$ at each $x$ goes in each measure; NaN where nobody can tell.
 
@@ -40,36 +40,35 @@ class Caller:
             atoms: of the measures.
             logs: their log-weights, normalised.
             x: the points.
-            eta: the mass.
+            eta: the masses.
         """
         points = torch.cat([atoms, x[:, None]], 1)
-        small = torch.full_like(logs[:, :1], eta).log()
-        masses = torch.cat([logs + torch.log1p(-torch.exp(small)), small], 1)
+        masses = torch.cat([logs + torch.log1p(-eta)[:, None], eta.log()[:, None]], 1)
         probed = Measure.unchecked(points, masses)
         if self.batched:
             self.calls += 1
             out = self.f(probed)
             logs_out = out.log_weights - out.log_weights.logsumexp(-1, keepdim=True)
             return self._read(out.atoms, logs_out, eta)
-        return torch.stack([self._one(mu, eta) for mu in probed])
+        return torch.stack([self._one(mu, e) for mu, e in zip(probed, eta, strict=True)])
 
-    def _one(self, mu: Measure, eta: float) -> Tensor:
+    def _one(self, mu: Measure, eta: Tensor) -> Tensor:
         """Where the last atom of a measure goes."""
         self.calls += 1
         out = self.f(mu)
         logs = out.log_weights - out.log_weights.logsumexp(-1, keepdim=True)
-        y = self._read(out.atoms[None], logs[None], eta)[0]
+        y = self._read(out.atoms[None], logs[None], eta[None])[0]
         if bool(y.isfinite().all()):
             return y
         before = Measure.unchecked(mu.atoms[:-1], mu.log_weights[:-1])
         try:
-            return Excess().image(self.f, before, mu.atoms[-1], eta)
+            return Excess().image(self.f, before, mu.atoms[-1], float(eta))
         except BlackBoxError:
             return torch.full_like(y, torch.nan)
 
-    def _read(self, atoms: Tensor, logs: Tensor, eta: float) -> Tensor:
+    def _read(self, atoms: Tensor, logs: Tensor, eta: Tensor) -> Tensor:
         """The one output of the mass, NaN if there are none or several."""
-        fits = (logs - torch.full_like(logs[:, :1], eta).log()).abs() < 1e-3
+        fits = (logs - eta.log()[:, None]).abs() < 1e-3
         alone = fits.sum(-1) == 1
         at = fits.to(torch.int8).argmax(-1)
         y = atoms.gather(1, at[:, None, None].expand(-1, 1, atoms.shape[-1]))[:, 0]

@@ -18,7 +18,10 @@ from torch import Tensor
 from ..distances import wasserstein
 from ..measures import Measure, MeasureMap
 from ..recovery.black_box import BlackBoxError, called
-from .search import Box, Law
+from .search import Box, Law, Ticker
+
+ROUNDS = 60
+"""Moves that are tried from each start."""
 
 STEP = {torch.float32: 1e-2, torch.float64: 1e-4}
 """How far the atom moves, in units of the box."""
@@ -40,7 +43,7 @@ class Pair:
 
 
 def steepest(
-    f: MeasureMap, law: Law, box: Box, generator: torch.Generator, rounds: int = 60
+    f: MeasureMap, law: Law, box: Box, generator: torch.Generator, tick: Ticker
 ) -> Pair | None:
     """The steepest pair found.
 
@@ -49,11 +52,12 @@ def steepest(
         law: what measures are like.
         box: where they may be moved.
         generator: of all that is random.
-        rounds: moves that are tried from each start.
+        tick: told after every start.
     """
     best = None
     for mu in _starts(law, box, generator):
-        pair = _climb(f, mu, box, generator, rounds)
+        pair = _climb(f, mu, box, generator)
+        tick()
         if pair is not None and (best is None or pair.ratio > best.ratio):
             best = pair
     return best
@@ -74,9 +78,7 @@ def _starts(law: Law, box: Box, generator: torch.Generator) -> list[Measure]:
     return drawn + leaders
 
 
-def _climb(
-    f: MeasureMap, mu: Measure, box: Box, generator: torch.Generator, rounds: int
-) -> Pair | None:
+def _climb(f: MeasureMap, mu: Measure, box: Box, generator: torch.Generator) -> Pair | None:
     """Random moves of atoms, weights, atom and direction, kept where they are steeper."""
     unit = STEP.get(mu.dtype, 1e-2) * box.size
     state = _State(
@@ -84,8 +86,8 @@ def _climb(
         _direction(mu, generator),
     )  # fmt: skip
     best = _ratio(f, state, unit)
-    for k in range(rounds):
-        other = state.moved(box, generator, 10.0 ** (-1 - 2 * k / rounds))
+    for k in range(ROUNDS):
+        other = state.moved(box, generator, 10.0 ** (-1 - 2 * k / ROUNDS))
         pair = _ratio(f, other, unit)
         if pair is not None and (best is None or pair.ratio > best.ratio):
             best, state = pair, other

@@ -110,18 +110,20 @@ def continuity(search: Search, precision: Precision, scale: float, noise: float)
         return Continuity(
             False, exponent, error, slope, (), math.nan, False, tuple(scales), smallest, best
         )
-    zooms = [_zoom(search, scales, eta, scale * precision.zoom, noise) for eta in precision.etas]
+    places, opened = _zoom(search, scales, precision.etas, scale * precision.zoom, noise)
     table = []
     for eta in precision.etas:  # each mass at the places that any of them found
-        quotients = [float(search.gaps(z.best, z.h, eta)) / z.h for z in zooms]
-        table.append((eta, max(quotients)))
-        if max(quotients) > slope:
-            z = zooms[quotients.index(max(quotients))]
-            slope, best = max(quotients), (z.best, z.h, eta)
+        steepness = 0.0
+        for place, h in places:
+            herd = place.with_eta(eta)
+            herd.gap = search.gaps(herd, h)
+            steepness = max(steepness, float(herd.gap) / h)
+            if float(herd.gap) / h > slope:
+                slope, best = float(herd.gap) / h, (herd, h, eta)
+        table.append((eta, steepness))
     growth, _ = _fit(
         [-math.log(eta) for eta, _ in table], [math.log(max(k, 1e-300)) for _, k in table]
     )
-    opened = sum(z.open for z in zooms) > len(zooms) / 2
     smallest = (scale * precision.zoom, precision.etas[-1])
     return Continuity(
         growth > GROWS or opened, exponent, error, slope, tuple(table), growth, opened,
@@ -129,38 +131,49 @@ def continuity(search: Search, precision: Precision, scale: float, noise: float)
     )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class _Zoomed:
-    """The steepest place found for a mass, and whether its gap stayed open."""
-
-    best: Herd
-    h: float
-    open: bool
+Place = tuple[Herd, float]
+"""A candidate and the distance at which it is steep."""
 
 
-def _zoom(search: Search, scales: list[Scale], eta: float, end: float, noise: float) -> _Zoomed:
-    """From all places found, down to the smallest distance, made better on the way."""
+def _zoom(
+    search: Search, scales: list[Scale], etas: tuple[float, ...], end: float, noise: float
+) -> tuple[list[Place], bool]:
+    """From all places found, down to the smallest distance, made better on the way.
+
+    The steepest place for each mass, and whether gaps stayed open for most of them.
+    """
     herds: dict[int, Herd] = {}
-    waiting, h, trail = list(scales), scales[0].h, []
-    best, at, steep = scales[-1].best, scales[-1].h, 0.0
+    waiting, h = list(scales), scales[0].h
+    best: dict[float, tuple[float, Place]] = {}
+    trail: list[dict[float, float]] = []
     while h > end:
         while waiting and waiting[0].h >= h * (1 - 1e-9):
             place = waiting.pop(0).best
             size = place.atoms.shape[1]
-            herds[size] = herds[size].joined(place) if size in herds else place
-        nearer = max(h / RATIO, end)
+            for eta in etas:
+                one = place.with_eta(eta)
+                herds[size] = herds[size].joined(one) if size in herds else one
+        before, h = h, max(h / RATIO, end)
         herds = {
-            size: search.improve(search.cut(herd, h, nearer, eta), nearer, eta, rounds=1)
-            for size, herd in herds.items()
+            k: search.improve(search.cut(v, before, h), h, rounds=1) for k, v in herds.items()
         }
-        h = nearer
-        top = max(herds.values(), key=lambda herd: float(herd.gap.max()))
-        gap = float(top.gap.max())
-        trail.append((h, gap))
-        if gap > 4 * noise and gap / h > steep:
-            steep, at, best = gap / h, h, top.pick(top.gap.argmax()[None])
-    (h, gap), (wider, before) = trail[-1], trail[-3]
-    return _Zoomed(best, at, gap > 16 * noise and gap > 0.5 * before and h < wider)
+        trail.append({})
+        search.tick()
+        for eta in etas:
+            tops = [_top(herd, eta) for herd in herds.values()]
+            top = max(tops, key=lambda herd: float(herd.gap))
+            gap = trail[-1][eta] = float(top.gap)
+            if gap > 4 * noise and gap / h > best.get(eta, (0.0,))[0]:
+                best[eta] = gap / h, (top, h)
+    open_gaps = [t > 16 * noise and t > 0.5 * trail[-3][eta] for eta, t in trail[-1].items()]
+    places = [place for _, place in best.values()] or [(scales[-1].best, scales[-1].h)]
+    return places, sum(open_gaps) > len(etas) / 2
+
+
+def _top(herd: Herd, eta: float) -> Herd:
+    """The candidate of a mass with the largest gap."""
+    of_mass = (herd.eta / eta - 1).abs() < 1e-3
+    return herd.pick(herd.gap.masked_fill(~of_mass, -1).argmax()[None])
 
 
 def _fit(x: list[float], y: list[float]) -> tuple[float, float]:

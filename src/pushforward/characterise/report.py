@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from .._checks import check_sizes
+from .._progress import bar
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..recovery.black_box import BlackBoxError, as_measure_map, guarded, with_probe
@@ -21,9 +22,12 @@ from .calls import Caller
 from .constants import Pair, quotient, steepest
 from .continuity import PRECISION, Continuity, continuity
 from .laws import Witness, draw, insane, wrong_for_measures, wrong_masses
-from .search import Box, Law, Search
+from .search import Box, Law, Search, Ticker
 
 UNKNOWN = "could not be characterised"
+
+TICKS = 40
+"""Scales of the search, of the closer look, and starts of the search for a steep pair."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +100,12 @@ class Characterisation:
 
 
 def characterise(
-    f: MeasureMap | InContextMap, law: Law, dim: int, *, seed: int = 0
+    f: MeasureMap | InContextMap,
+    law: Law,
+    dim: int,
+    *,
+    seed: int = 0,
+    progress: bool | None = None,
 ) -> Characterisation:
     r"""Say what kind of map between measures a black box is.
 
@@ -110,6 +119,7 @@ def characterise(
         law: `law(generator)` draws a measure of the kind you care about.
         dim: of its points.
         seed: of all that is random.
+        progress: whether to show a bar; by default at a terminal, for what takes over a second.
 
     Examples:
         >>> law = lambda g: pf.Measure(2 * torch.rand(6, 2, generator=g).double() - 1)
@@ -120,17 +130,17 @@ def characterise(
     check_sizes(dim=dim)
     generator = torch.Generator().manual_seed(seed)
     call = guarded(as_measure_map(f))
-    with torch.no_grad():
+    with torch.no_grad(), bar("characterise", TICKS, progress) as tick:
         reason = insane(call, law, generator, dim)
         if reason is not None:
             return Characterisation(f"{UNKNOWN}: {reason}", seed=seed)
         try:
-            return _characterise(f, call, law, dim, seed, generator)
+            return _characterise(f, call, law, dim, seed, generator, Ticker(tick))
         except BlackBoxError as error:
             return Characterisation(f"{UNKNOWN}: {error}", seed=seed)
 
 
-def _characterise(f, call, law, dim, seed, generator) -> Characterisation:
+def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
     deviation, witness = wrong_for_measures(call, law, generator, dim)
     if witness is not None:
         return Characterisation(NO_MEASURE_MAP, witness, None, deviation, seed=seed)
@@ -140,11 +150,11 @@ def _characterise(f, call, law, dim, seed, generator) -> Characterisation:
     draws = [draw(law, generator, dim) for _ in range(8)]
     box = _box(draws)
     upper = _certified(f, box.radius)
-    search = Search(Caller(call, draws[0]), law, box, generator)
+    search = Search(Caller(call, draws[0]), law, box, generator, tick)
     precision = PRECISION.get(draws[0].dtype, PRECISION[torch.float32])
     noise = 64 * torch.finfo(draws[0].dtype).eps * max(1.0, box.size)
     found = continuity(search, precision, box.size, noise)
-    pairs = [steepest(call, law, box, generator), *_seen(call, found)]
+    pairs = [steepest(call, law, box, generator, tick), *_seen(call, found)]
     pair = max((p for p in pairs if p is not None), key=lambda p: p.ratio, default=None)
     constant = Constant(0.0 if pair is None else pair.ratio, upper, box.radius, pair)
     refuted = found.refuted and math.isinf(upper)

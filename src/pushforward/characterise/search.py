@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,7 @@ class Herd:
         logs: `(c, m)`, normalised.
         x: `(c, d)`.
         u: `(c, d)`, of length one.
+        eta: `(c,)`, the mass of the probe.
         gap: `(c,)`.
         drawn: `(c,)`, whether the measure is a draw of the law.
     """
@@ -72,12 +73,17 @@ class Herd:
     logs: Tensor
     x: Tensor
     u: Tensor
+    eta: Tensor
     gap: Tensor
     drawn: Tensor
 
     def pick(self, index: Tensor) -> Herd:
         """Some of them."""
         return Herd(*(getattr(self, k)[index] for k in self.__dataclass_fields__))
+
+    def with_eta(self, eta: float) -> Herd:
+        """With probes of another mass."""
+        return replace(self, eta=torch.full_like(self.eta, eta))
 
     def repeated(self, copies: int) -> Herd:
         """Several of each, the whole herd in turn."""
@@ -114,6 +120,22 @@ class Scale:
     best: Herd
 
 
+class Ticker:
+    """Counts what is done, and tells somebody.
+
+    Args:
+        tell: is told the count.
+    """
+
+    def __init__(self, tell: Callable[[int], None]):
+        self.tell, self.done = tell, 0
+
+    def __call__(self) -> None:
+        """One more."""
+        self.done += 1
+        self.tell(self.done)
+
+
 class Search:
     """Candidates on a box, and how they are made better.
 
@@ -122,17 +144,21 @@ class Search:
         law: what measures are like.
         box: where they lie.
         generator: of all that is random.
+        tick: told after every scale.
     """
 
-    def __init__(self, caller: Caller, law: Law, box: Box, generator: torch.Generator):
+    def __init__(
+        self, caller: Caller, law: Law, box: Box, generator: torch.Generator, tick: Ticker
+    ):
         self.caller, self.law, self.box, self.generator = caller, law, box, generator
+        self.tick = tick
         self.tries = TRIES if caller.batched else TRIES // 4
 
-    def gaps(self, herd: Herd, h: float, eta: float) -> Tensor:
+    def gaps(self, herd: Herd, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
         twice = lambda t: torch.cat([t, t])
         ends = torch.cat([herd.x, herd.x + h * herd.u])
-        y = self.caller.images(twice(herd.atoms), twice(herd.logs), ends, eta)
+        y = self.caller.images(twice(herd.atoms), twice(herd.logs), ends, twice(herd.eta))
         a, b = y.chunk(2)
         return (a - b).norm(dim=-1).nan_to_num(0, 0, 0)
 
@@ -143,14 +169,15 @@ class Search:
         for k, h in enumerate(hs):
             eta = max(h**3, least_eta)
             if before is not None:
-                herds = [self.cut(herd, before, h, eta) for herd in herds]
+                herds = [self.cut(herd.with_eta(eta), before, h) for herd in herds]
             fresh = STARTS if k == 0 else FRESH if k < 4 else 0
             herds = self.select(herds + self.starts(fresh, h, eta))
-            herds = [self.improve(herd, h, eta) for herd in herds]
+            herds = [self.improve(herd, h) for herd in herds]
             best = max(herds, key=lambda herd: float(herd.gap.max()))
             at = best.gap.argmax()[None]
             found.append(Scale(h, eta, float(best.gap[at]), best.pick(at)))
             before = h
+            self.tick()
         return found
 
     def starts(self, count: int, h: float, eta: float) -> list[Herd]:
@@ -171,10 +198,11 @@ class Search:
             u = self._randn(len(members), clouds[0].shape[-1])
             herd = Herd(
                 torch.stack(clouds), torch.stack(masses), torch.stack(x),
-                u / u.norm(dim=-1, keepdim=True), torch.zeros(len(members), dtype=u.dtype),
+                u / u.norm(dim=-1, keepdim=True), torch.full((len(members),), eta).to(u),
+                torch.zeros(len(members)).to(u),
                 torch.tensor(drawn),
             )  # fmt: skip
-            herd.gap = self.gaps(herd, h, eta)
+            herd.gap = self.gaps(herd, h)
             herds.append(herd)
         return herds
 
@@ -189,24 +217,24 @@ class Search:
             kept.append(herd.pick(order[: min(count, KEPT)]))
         return kept
 
-    def cut(self, herd: Herd, before: float, h: float, eta: float) -> Herd:
+    def cut(self, herd: Herd, before: float, h: float) -> Herd:
         """The best part of each segment, which cannot be much flatter than the whole."""
         shift = (before - h) * torch.arange(TILES).to(herd.x) / (TILES - 1)
         parts = herd.repeated(TILES)
         parts.x = parts.x + shift.repeat_interleave(len(herd.x))[:, None] * parts.u
-        return self._best(parts, TILES, h, eta)
+        return self._best(parts, TILES, h)
 
-    def improve(self, herd: Herd, h: float, eta: float, rounds: int = ROUNDS) -> Herd:
+    def improve(self, herd: Herd, h: float, rounds: int = ROUNDS) -> Herd:
         """Random moves always, along gradients where there are any."""
         for _ in range(rounds):
-            herd = herd.better(self._best(self._moved(herd, h), self.tries, h, eta))
+            herd = herd.better(self._best(self._moved(herd, h), self.tries, h))
             if self.caller.differentiable:
-                herd = herd.better(self._ascended(herd, h, eta))
+                herd = herd.better(self._ascended(herd, h))
         return herd
 
-    def _best(self, many: Herd, copies: int, h: float, eta: float) -> Herd:
+    def _best(self, many: Herd, copies: int, h: float) -> Herd:
         """Of several variants of each candidate, the one with the largest gap."""
-        many.gap = self.gaps(many, h, eta)
+        many.gap = self.gaps(many, h)
         count = len(many.gap) // copies
         winner = many.gap.reshape(copies, count).argmax(0)
         return many.pick(winner * count + torch.arange(count, device=winner.device))
@@ -229,13 +257,13 @@ class Search:
         many.u = turned / turned.norm(dim=-1, keepdim=True)
         return many
 
-    def _ascended(self, herd: Herd, h: float, eta: float) -> Herd:
+    def _ascended(self, herd: Herd, h: float) -> Herd:
         """The best of several steps along the gradient of the gap."""
         atoms, x, u = (t.detach().clone().requires_grad_() for t in (herd.atoms, herd.x, herd.u))
-        free = Herd(atoms, herd.logs, x, u, herd.gap, herd.drawn)
+        free = replace(herd, atoms=atoms, x=x, u=u)
         try:
             with torch.enable_grad():
-                total = self.gaps(free, h, eta).sum()
+                total = self.gaps(free, h).sum()
                 slopes = torch.autograd.grad(total, (atoms, x, u), allow_unused=True)
         except RuntimeError:
             self.caller.differentiable = False
@@ -251,7 +279,7 @@ class Search:
         turned = many.u + size / self.box.size * again(up[2])
         many.u = turned / turned.norm(dim=-1, keepdim=True)
         many.drawn = torch.zeros_like(many.drawn)
-        return self._best(many, self.tries, h, eta)
+        return self._best(many, self.tries, h)
 
     def _point(self, atoms: Tensor, h: float) -> Tensor:
         """Near an atom, at a midpoint, near the origin, or anywhere."""

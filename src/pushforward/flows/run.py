@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from .._checks import check_floating, check_kind, check_sizes
+from .._progress import bar
 from ..maps import InContextMap
 from ..measures import Measure
 from ..solvers import Dopri5, Solver, State
@@ -76,7 +73,7 @@ def flow(
     times = torch.tensor([grid.times[k] for k in grid.saved], dtype=torch.float64)
     apart = isinstance(solver, Dopri5) and queries is not None
     watched = (Apart if apart else Watched)(solver, gradients, dynamics, grid)
-    with _bar(progress, len(grid.times) - 1) as tick:
+    with bar("flow", len(grid.times) - 1, progress) as tick:
         if folder is not None:
             about = describe(field, solver, grid, state, mu)
             _to_disk(watched, state, Snapshots.begin(folder, about), tick)
@@ -155,30 +152,3 @@ def _to_disk(watched: Watched, state: State, kept: Snapshots, tick: Callable[[in
         for k in range(begin, len(grid.saved) - 1):
             state = watched.march(state, grid.saved[k], grid.saved[k + 1], tick)
             kept.write(k + 1, grid.times[grid.saved[k + 1]], dynamics.mu, state, dynamics.memory)
-
-
-@contextmanager
-def _bar(show: bool | None, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar, told how far it is; it appears after a second."""
-    if show is None:
-        show = sys.stderr.isatty() and find_spec("rich") is not None
-    if not show:
-        yield lambda done: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError as error:
-        raise ImportError("A progress bar needs rich. Install it: `pip install rich`.") from error
-    progress, begin = Progress(console=Console(stderr=True)), time.monotonic()
-    task = progress.add_task("flow", total=total)
-
-    def tick(done: int) -> None:
-        progress.update(task, completed=done)
-        if not progress.live.is_started and time.monotonic() - begin > 1:
-            progress.start()
-
-    try:
-        yield tick
-    finally:
-        progress.stop()
