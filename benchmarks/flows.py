@@ -189,13 +189,13 @@ def main():
                 print("{:>7}  {:5}  {:22}  {}".format(*rows[-1]), flush=True)
     if device == "cuda":
         return
-    from run import cpu, table
+    from run import table, where
 
     page = table(["N", "method", "", "time, memory"], rows)
     head = ["n", "d", "scale", "tol", "solver", "cold steps per solve", "warm / cold",
             "predicted / cold"]  # fmt: skip
     page = f"""\
-{date.today()}, {cpu()}, {torch.get_num_threads()} threads, torch {torch.__version__}.
+{where()}
 
 {page}
 

@@ -145,6 +145,16 @@ def cpu():
     return platform.processor()
 
 
+def where():
+    """What is measured on what."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    return (
+        f"Commit {commit}, {date.today()}, {cpu()}, {torch.get_num_threads()} cores, "
+        f"Python {platform.python_version()}, torch {torch.__version__}."
+    )
+
+
 def written(name):
     """What a benchmark that runs apart has left."""
     file = ROOT / "benchmarks" / name
@@ -153,12 +163,6 @@ def written(name):
 
 def main():
     torch.manual_seed(0)
-    git = lambda *a: subprocess.run(["git", *a], capture_output=True, text=True, cwd=ROOT).stdout
-    commit = git("rev-parse", "--short", "HEAD").strip()
-    where = (
-        f"Commit {commit}, {date.today()}, {cpu()}, {torch.get_num_threads()} cores, "
-        f"Python {platform.python_version()}, torch {torch.__version__}. Medians."
-    )
     results = {}
     for job in track([overhead, line_transport, memory], description="small"):
         results[job.__name__] = job()
@@ -167,7 +171,7 @@ def main():
         row for n, d in track(sizes, description="reductions") for row in reductions(n, d)
     ]
     page = PAGE.format(
-        where=where,
+        where=where(),
         overhead=table(
             ["", "by hand, us", "layer, us", "ratio", "difference"], results["overhead"]
         ),
@@ -187,13 +191,13 @@ def main():
     print(page)
     if "--print" not in sys.argv:
         (ROOT / "docs" / "benchmarks.md").write_text(page)
-        record = {"where": where, **results}
+        record = {"where": where(), **results}
         (ROOT / "benchmarks" / "results.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 PAGE = r"""# Benchmarks
 
-`make bench` writes this page. {where}
+`make bench` writes this page. {where} Medians.
 
 ## A small layer
 

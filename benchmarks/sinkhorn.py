@@ -15,12 +15,10 @@ not installed: pip install POT geomloss ott-jax "jax<0.8".
 
 import json
 import math
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from datetime import date
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -280,17 +278,10 @@ def memory():
 
 
 def write(results, peaks):
-    import torch
-    from run import cpu
+    from run import where
 
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, cwd=HERE).stdout.strip()
-    where = (
-        f"Commit {commit}, {date.today()}, {cpu()}, {torch.get_num_threads()} cores, Python "
-        f"{platform.python_version()}, torch {torch.__version__}."
-    )
     rows = [dict(zip(("n", "d", "share", "tol"), k, strict=True), **v) for k, v in results.items()]
-    record = {"where": where, "memory": peaks, "rows": rows}
+    record = {"where": where(), "memory": peaks, "rows": rows}
     (HERE / "sinkhorn.json").write_text(json.dumps(record, indent=1) + "\n")
     page()
 
