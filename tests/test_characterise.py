@@ -89,6 +89,101 @@ def test_alice_and_elise():
 # Verdicts
 
 
+class Counter:
+    """Keeps state between calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, mu):
+        self.calls += 1
+        return mu.push(lambda x: x + 1e-3 * self.calls)
+
+
+def failing(mu):
+    raise RuntimeError("no such head")
+
+
+@pytest.mark.parametrize(
+    "f,said",
+    [
+        (failing, "it raised RuntimeError: no such head"),
+        (lambda mu: mu.moved(mu.atoms * math.nan), "returned NaN or infinity"),
+        (lambda mu: mu.atoms, "returned Tensor, not a Measure"),
+        (lambda mu: mu.push(lambda x: x + torch.randn_like(x)), "random, or keeps state"),
+        (Counter(), "random, or keeps state"),
+        (lambda mu: mu.moved(mu.atoms[:, : 1 + int(mu.atoms[0, 0] > 0)]), "dimension of its im"),
+        (lambda mu: pf.Measure.stack([mu, mu]), "a batch of measures"),
+    ],
+    ids=["raises", "nan", "tensor", "random", "state", "dimension", "batch"],
+)
+def test_maps_that_are_none(f, said):
+    report = pf.characterise(f, law(6), dim=2)
+    assert report.verdict.startswith("could not be characterised: ") and said in report.verdict
+    assert not report.refuted
+
+
+def test_witnesses_replay():
+    """What they show is seen again, and not on a map that is good."""
+    good = zoo.attention(2)
+    for f in (zoo.smooth_counterexample, zoo.top_k, zoo.splitting):
+        report = pf.characterise(f, law(6), dim=2)
+        assert report.refuted and "because" in str(report)
+        assert report.witness.replay(f) > 1e-6
+        assert report.witness.replay(good) < 1e-3 * report.witness.replay(f)
+
+
+def test_a_certified_bound_overrules_the_search():
+    """A slope of 1e11 looks like a jump; its formula says otherwise."""
+    cliff = pf.Compose(
+        pf.Pointwise(torch.nn.Linear(2, 2)), pf.Pointwise(torch.tanh, dim=2)
+    )  # fmt: skip
+    with torch.no_grad():
+        cliff.maps[0].f.weight.copy_(1e13 * torch.eye(2))
+        cliff.maps[0].f.bias.zero_()
+    assert pf.characterise(cliff.push, law(6), dim=2).verdict == zoo.DISCONTINUOUS
+    report = pf.characterise(cliff, law(6), dim=2)
+    assert report.verdict == zoo.IN_CONTEXT and 1e13 <= report.lipschitz.upper < 1.1e13
+
+
+def test_constants_lie_between_their_bounds():
+    for f in (zoo.mlp(2), zoo.vlasov(2), zoo.attention(2)):
+        constant = pf.characterise(f, law(6), dim=2).lipschitz
+        assert 0 < constant.lower <= constant.upper < math.inf
+
+
+def test_the_same_seed_says_the_same():
+    a, b = (pf.characterise(zoo.masked_pooling, law(5), dim=2, seed=3) for _ in range(2))
+    assert str(a) == str(b) and torch.equal(a.witness.x, b.witness.x)
+    c = pf.characterise(zoo.masked_pooling, law(5), dim=2, seed=4)
+    assert not torch.equal(a.witness.x, c.witness.x)
+
+
+def test_float32_maps():
+    """Coarser scales, the same verdicts where float32 can tell."""
+    narrow = lambda g: pf.Measure((2 * torch.rand(6, 2, generator=g) - 1).float())
+    assert pf.characterise(zoo.attention(2).float(), narrow, dim=2).verdict == zoo.IN_CONTEXT
+    assert pf.characterise(zoo.bayes, narrow, dim=2).verdict == zoo.SPLITS
+    assert pf.characterise(zoo.masked_pooling, narrow, dim=2).verdict == zoo.DISCONTINUOUS
+
+
+def test_black_boxes_that_take_one_measure_at_a_time():
+    def single(mu):
+        assert not mu.batch_shape
+        return zoo.masked_pooling(mu.detach())
+
+    assert pf.characterise(single, law(4), dim=2).verdict == zoo.DISCONTINUOUS
+
+
+def test_wrong_laws_are_said():
+    with pytest.raises(TypeError, match="must return a Measure"):
+        pf.characterise(zoo.bayes, lambda g: torch.rand(3, 2), dim=2)
+    with pytest.raises(ValueError, match=r"Say `dim=3`\?"):
+        pf.characterise(zoo.bayes, law(4, 3), dim=2)
+    with pytest.raises(TypeError, match="must map a Measure to a Measure"):
+        pf.characterise("model", law(4), dim=2)
+
+
 def verdicts(n, seeds):
     wrong = []
     for seed in seeds:

@@ -86,7 +86,7 @@ def counterexample(mu: Measure) -> Measure:
     $\pm\frac13$, although it comes to 0 from either side.
     """
     first = mu.atoms[..., 0]
-    s = mu.normalise().integrate((2 - 4 * first.abs()).clamp(0, 1))
+    s = mu.normalise().integrate((2 - 4 * first.abs()).clamp(0, 1))[..., None]
     inside = (first.abs() < 0.5) & (s > 0)
     steep = (1 + s) * first / torch.where(inside, s + 2 * first.abs(), 1)
     moved = torch.where(inside, steep, first)
@@ -102,7 +102,7 @@ def smooth_counterexample(mu: Measure) -> Measure:
     x = mu.atoms
     square = x.square().sum(-1)
     bump = (1 - 4 * square).clamp_min(0).square()
-    s = mu.normalise().integrate(bump)
+    s = mu.normalise().integrate(bump)[..., None]
     size = (s.square() + 4 * square).sqrt()
     share = torch.where(size > 0, bump / (2 * torch.where(size > 0, size, 1)), 0)
     return mu.moved(x + share[..., None] * x)

@@ -18,6 +18,9 @@ from .search import RATIO, Herd, Scale, Search
 LIPSCHITZ_LIKE = 0.8
 """Exponents up to this are those of a continuous map."""
 
+FEW = 4
+"""Places that are looked at more closely where each look is a call of its own."""
+
 GROWS = 0.2
 r"""Exponents of $K(\eta)$ above this are those of no continuous map."""
 
@@ -143,7 +146,9 @@ def _zoom(
     The steepest place for each mass, and whether gaps stayed open for most of them.
     """
     herds: dict[int, Herd] = {}
-    waiting, h = list(scales), scales[0].h
+    # The last places come from the first; one call each, all of them would take long.
+    waiting = list(scales) if search.caller.batched else list(scales[-FEW:])
+    h = waiting[0].h
     best: dict[float, tuple[float, Place]] = {}
     trail: list[dict[float, float]] = []
     while h > end:

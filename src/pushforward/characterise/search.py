@@ -152,7 +152,7 @@ class Search:
     ):
         self.caller, self.law, self.box, self.generator = caller, law, box, generator
         self.tick = tick
-        self.tries = TRIES if caller.batched else TRIES // 4
+        self.tries = TRIES if caller.batched else TRIES // 2
 
     def gaps(self, herd: Herd, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
