@@ -800,6 +800,7 @@ def test_layers_of_constants_are_interpolated():
     assert worst(end(field, nodes, pf.RK4(20), 0.5).covariance(), limit.covariances[-1]) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:A field is a velocity")
 @pytest.mark.parametrize("wrap", [
     lambda f: pf.Compose(f), lambda f: pf.fields.Sum(f, f), lambda f: pf.Residual(f),
     lambda f: pf.fields.Projected(f, pf.Euclidean()),
