@@ -1,0 +1,49 @@
+"""Maps whose kind is known, and a prompt that tears names apart. Writes out/alice.png."""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import pushforward as pf
+
+SMALL = "--small" in sys.argv
+law = lambda g: pf.Measure(2 * torch.rand(6, 2, generator=g).double() - 1)
+
+table = Table("map", "verdict", "Lipschitz in W1", "because")
+specimens = pf.zoo.specimens(dim=2)
+for s in track(specimens[-5:] if SMALL else specimens, description="verdicts"):
+    report = pf.characterise(s.f, law, dim=2, progress=False)
+    assert report.verdict == s.verdict, f"{s.name}: {report}"
+    known = report.lipschitz
+    constant = "" if known is None or report.refuted else f"{known.lower:.3g} to {known.upper:.3g}"
+    because = "" if report.witness is None else report.witness.what
+    table.add_row(s.name, report.verdict, constant, because)
+Console().print(table)
+
+sizes = [10**k for k in range(1, 5 if SMALL else 7)]
+names, prompts, answers = [], [], []
+for n in sizes:
+    alice, elise = pf.zoo.alice_elise(n)
+    a, b = pf.zoo.counterexample(alice), pf.zoo.counterexample(elise)
+    names.append((a.atoms[0] - b.atoms[0]).item())
+    prompts.append(pf.wasserstein(alice, elise).item())
+    answers.append(pf.wasserstein(a, b).item())
+
+figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+axes.loglog(sizes, names, "o-", color="#c8553d", label="images of the two names")
+axes.loglog(sizes, answers, "o-", color="#1f6f8b", label="the two answers, $W_1$")
+axes.loglog(sizes, prompts, "o-", color="#8a8a8a", label="the two prompts, $W_1$")
+axes.axhline(0.004, color="#c8553d", ls=":", lw=1, label="the two names")
+axes.set(xlabel="tokens in the prompt", ylabel="distance")
+axes.legend(frameon=False)
+Path("out").mkdir(exist_ok=True)
+figure.savefig("out/alice.png", dpi=110)
+print("Prompts and answers come together, the names do not. Picture: out/alice.png")
