@@ -175,6 +175,44 @@ def test_black_boxes_that_take_one_measure_at_a_time():
     assert pf.characterise(single, law(4), dim=2).verdict == zoo.DISCONTINUOUS
 
 
+@pytest.mark.parametrize("size,offset", [(3.0, 0.0), (1e3, 0.0), (1.0, 1e4), (1e-3, 0.0)])
+def test_honest_maps_at_any_scale_and_place(size, offset):
+    """Centring and mean shift, on wide boxes and far from the origin."""
+
+    def centred(mu):
+        assert not mu.log_weights.isnan().any()
+        return mu.push(lambda x: x - mu.normalise().mean()[..., None, :])
+
+    where = lambda g: pf.Measure(size * (2 * torch.rand(6, 2, generator=g) - 1) + offset)
+    report = pf.characterise(centred, where, dim=2)
+    assert report.verdict == zoo.IN_CONTEXT and abs(report.continuity.exponent) < 0.1
+    assert report.lipschitz.lower < 2.001
+
+
+def test_slopes_that_stop_growing():
+    """K grows with small masses and then stops at 1e7: steep, not torn."""
+
+    def near(mu):
+        w = mu.normalise().weights
+
+        def G(x):
+            square = (x[..., :, None, :] - mu.atoms[..., None, :, :]).square().sum(-1)
+            mass = ((-50 * square).exp() * w[..., None, :]).sum(-1, keepdim=True)
+            return (1e7 * x / (1 + 1e8 * mass)).tanh()
+
+        return mu.push(G)
+
+    assert pf.characterise(near, law(6, 1), dim=1).verdict == zoo.IN_CONTEXT
+
+
+def test_one_point_and_spheres():
+    still = lambda g: pf.Measure(torch.tensor([[0.3, 0.4]]))
+    assert "one point" in pf.characterise(zoo.root, still, dim=2).verdict
+    one = torch.eye(3)
+    field = pf.fields.SelfAttention(one, one, one, manifold=pf.Sphere())
+    assert pf.characterise(field, law(6, 3), dim=3).verdict == zoo.DISCONTINUOUS  # at the origin
+
+
 def test_wrong_laws_are_said():
     with pytest.raises(TypeError, match="must return a Measure"):
         pf.characterise(zoo.bayes, lambda g: torch.rand(3, 2), dim=2)

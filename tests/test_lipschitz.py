@@ -133,3 +133,27 @@ def test_what_has_no_bound():
     for wrong, said in ((0.0, "positive"), (-1.0, "positive"), (math.nan, "NaN")):
         with pytest.raises(ValueError, match=said):
             pf.Attention(2).lipschitz(wrong)
+
+
+def test_fields_that_depend_on_time():
+    """The beginning of a step bounds Euler's, and nothing else."""
+    grow = lambda a: pf.fields.Linear(a * torch.eye(1), torch.zeros(1, 1))
+    field = pf.fields.Layers([grow(0.0), grow(4.0)], t1=1.0)
+    with pytest.raises(NotImplementedError, match="depends on time"):
+        pf.Flow(field, 1.0, solver=pf.RK4(4)).lipschitz(1.0)
+
+
+def test_nothing_times_infinity_is_nothing():
+    steep = pf.Attention(2, normaliser=pf.Unnormalised())
+    bound = pf.Residual(steep, step=0.0).lipschitz(1e3)
+    assert (bound.x, bound.mu, bound.reach) == (1.0, 0.0, 1e3)
+
+
+def test_steep_activations():
+    with pytest.raises(NotImplementedError, match="known"):
+        pf.MLP(2, 2, activation=torch.nn.Softplus(1.0, 0.0)).lipschitz(1.0)
+    slopes = [pf.MLP(1, 1, activation=torch.nn.ELU(a)) for a in (1.0, 3.0)]
+    one, three = (
+        m.lipschitz(1.0).x / float((m.A1.weight * m.A2.weight).abs().detach()) for m in slopes
+    )
+    assert one == pytest.approx(1) and three == pytest.approx(3)

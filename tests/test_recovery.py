@@ -144,6 +144,17 @@ def test_collisions(by):
     assert gap(pf.recover(constant, by=by)(mu, torch.ones(1, 2)), torch.zeros(1, 2)) == 0
 
 
+def test_atoms_of_dense_clouds():
+    """Their mass tells them apart though images move by more than their distance."""
+    f = lambda nu: nu.push(lambda y: y + 3000 * nu.normalise().mean())
+    mu = pf.Measure(torch.linspace(0, 1, 2000)[:, None])
+    x = mu.atoms[[0, 700, -1]]
+    assert gap(pf.recover(f)(mu, x), x + 1500) < 1e-6
+    grid = lambda nu: f(nu.push(lambda y: y.mul(500).round() / 500)).merge()
+    with pytest.raises(pf.BlackBoxError, match="cannot be told apart"):
+        pf.recover(grid, eta=1e-5)(mu, torch.tensor([[0.33333]]))
+
+
 def test_outputs_in_any_order():
     gamma, mu, x = field(), measure(8), torch.randn(2, 2)
 

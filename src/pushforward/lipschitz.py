@@ -23,7 +23,7 @@ SLOPES: dict[object, float] = {
     nn.Identity: 1.0, nn.ReLU: 1.0, torch.relu: 1.0, nn.functional.relu: 1.0,
     nn.Tanh: 1.0, torch.tanh: 1.0, nn.Sigmoid: 0.25, torch.sigmoid: 0.25,
     nn.GELU: 1.13, nn.functional.gelu: 1.13, nn.SiLU: 1.1, nn.functional.silu: 1.1,
-    torch.sin: 1.0, torch.cos: 1.0, nn.Softplus: 1.0, nn.ELU: 1.0,
+    torch.sin: 1.0, torch.cos: 1.0,
 }  # fmt: skip
 """The steepest slope of an activation; GELU's is 1.129, SiLU's 1.0999."""
 
@@ -61,8 +61,8 @@ class Lipschitz:
 
     def scaled(self, factor: float) -> Lipschitz:
         """Of a multiple of the map."""
-        c = abs(factor)
-        return Lipschitz(c * self.x, c * self.mu, self.radius, c * self.reach)
+        x, mu, reach = (_product(abs(factor), v) for v in (self.x, self.mu, self.reach))
+        return Lipschitz(x, mu, self.radius, reach)
 
     def __add__(self, other: Lipschitz) -> Lipschitz:
         """Of a sum of maps."""
@@ -92,6 +92,8 @@ def slope(f: Callable[[Tensor], Tensor]) -> float:
         return ROUNDING * scale / f.eps**0.5
     if isinstance(f, nn.LeakyReLU):
         return max(1.0, abs(f.negative_slope))
+    if isinstance(f, nn.ELU):
+        return max(1.0, abs(f.alpha))
     known = SLOPES.get(type(f)) if isinstance(f, nn.Module) else SLOPES.get(f)
     if known is None:
         raise NotImplementedError(

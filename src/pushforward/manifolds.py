@@ -22,7 +22,7 @@ class Manifold(ABC):
         """The nearest point of the manifold."""
 
     def turn(self, size: float) -> float:
-        """How fast the tangent part of a vector of that size turns with the point, at most."""
+        """How fast the tangent part of a vector of that size turns on the manifold, at most."""
         raise NotImplementedError(f"No Lipschitz bound on {self} is known here.")
 
     @abstractmethod

@@ -153,7 +153,7 @@ class InContextMap(nn.Module, ABC):
         r"""A certain bound for contexts and queries in the ball of a radius, from the formula.
 
         $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$. Maps whose formula gives
-        none raise `NotImplementedError`.
+        none raise `NotImplementedError`. For fields on a sphere it holds on the sphere.
 
         Args:
             radius: of the ball around the origin.

@@ -66,7 +66,7 @@ def mlp(dim: int, seed: int = 0) -> InContextMap:
     r"""A residual MLP on every point: $G(\mu,x)=F(x)$ does not look at $\mu$."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MLP(dim, 4 * dim, skip=True).double()
+        return MLP(dim, 4 * dim, skip=True).to(torch.float64)
 
 
 def vlasov(dim: int, seed: int = 0) -> InContextMap:

@@ -128,10 +128,15 @@ def _ratio(f: MeasureMap, state: _State, step: float) -> Pair | None:
 
 
 def quotient(f: MeasureMap, mu: Measure, nu: Measure) -> Pair | None:
-    """Two measures with the quotient of exact distances, None where the map fails."""
+    """Two measures with the quotient of exact distances, None where the map fails.
+
+    What rounding of the images may add is taken off.
+    """
     try:
         images = called(f, mu), called(f, nu)
     except BlackBoxError:
         return None
-    apart = float(wasserstein(mu, nu))
-    return Pair(float(wasserstein(*images)) / apart, mu, nu) if apart > 0 else None
+    apart, between = float(wasserstein(mu, nu)), float(wasserstein(*images))
+    sizes = (float(m.atoms.abs().max()) for m in (mu, *images))
+    between -= 64 * torch.finfo(mu.dtype).eps * max(sizes)
+    return Pair(between / apart, mu, nu) if apart > 0 and between > 0 else None

@@ -127,9 +127,17 @@ def continuity(search: Search, precision: Precision, scale: float, noise: float)
     growth, _ = _fit(
         [-math.log(eta) for eta, _ in table], [math.log(max(k, 1e-300)) for _, k in table]
     )
+    recent, _ = _fit(
+        [-math.log(eta) for eta, _ in table[-3:]],
+        [math.log(max(k, 1e-300)) for _, k in table[-3:]],
+    )
+    # A slope that has stopped growing is bounded, unless the smallest distance stops it.
+    largest = max(s.gap for s in scales)
+    limited = table[-1][1] * scale * precision.zoom > 0.05 * largest
+    grows = growth > GROWS and (recent > GROWS or limited)
     smallest = (scale * precision.zoom, precision.etas[-1])
     return Continuity(
-        growth > GROWS or opened, exponent, error, slope, tuple(table), growth, opened,
+        grows or opened, exponent, error, slope, tuple(table), growth, opened,
         tuple(scales), smallest, best,
     )  # fmt: skip
 

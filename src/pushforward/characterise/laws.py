@@ -112,9 +112,11 @@ def wrong_for_measures(
         mu = draw(law, generator, dim)
         out = called(f, mu)
         unit = torch.finfo(mu.dtype).eps
-        nudged = mu.moved(mu.atoms * (1 + unit * torch.ones_like(mu.atoms)))
-        size = 1 + float(out.atoms.abs().max())
-        allowed = 1e3 * (float(wasserstein(out, called(f, nudged))) + unit * size)
+        signs = torch.randint(2, (3, *mu.atoms.shape), generator=generator) * 2 - 1
+        moves = [mu.moved(mu.atoms * (1 + unit * s)) for s in signs.to(mu.atoms)]
+        jitter = max(float(wasserstein(out, called(f, nudged))) for nudged in moves)
+        size = 1 + float(out.atoms.abs().max()) + float(mu.atoms.abs().max())
+        allowed = 1e3 * (jitter + unit * size)
         order = torch.randperm(mu.n, generator=generator)
         for name, other in (
             ("permuting its atoms", Measure.unchecked(mu.atoms[order], mu.log_weights[order])),

@@ -14,6 +14,7 @@ import torch
 
 from .._checks import check_sizes
 from .._progress import bar
+from ..manifolds import Euclidean
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..recovery.black_box import BlackBoxError, as_measure_map, guarded, with_probe
@@ -149,6 +150,11 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
         return Characterisation(SPLITS, witness, None, deviation, residual, seed=seed)
     draws = [draw(law, generator, dim) for _ in range(8)]
     box = _box(draws)
+    if not box.size > 0:
+        return Characterisation(
+            f"{UNKNOWN}: all draws of the law are one point", None, None, deviation, residual,
+            seed=seed,
+        )  # fmt: skip
     upper = _certified(f, box.radius)
     search = Search(Caller(call, draws[0]), law, box, generator, tick)
     precision = PRECISION.get(draws[0].dtype, PRECISION[torch.float32])
@@ -172,6 +178,9 @@ def _box(draws: list[Measure]) -> Box:
 
 def _certified(f: object, radius: float) -> float:
     if not isinstance(f, InContextMap):
+        return math.inf
+    parts = [m for m in f.modules() if isinstance(m, InContextMap)]
+    if any(m.manifold != Euclidean() for m in parts):  # those hold on the manifold only
         return math.inf
     try:
         return f.lipschitz(radius).measure

@@ -167,7 +167,7 @@ class Search:
         herds: list[Herd] = []
         found, before = [], None
         for k, h in enumerate(hs):
-            eta = max(h**3, least_eta)
+            eta = max(min(0.3, (h / self.box.size) ** 3), least_eta)
             if before is not None:
                 herds = [self.cut(herd.with_eta(eta), before, h) for herd in herds]
             fresh = STARTS if k == 0 else FRESH if k < 4 else 0

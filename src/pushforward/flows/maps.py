@@ -15,7 +15,7 @@ from ..layers import Residual
 from ..lipschitz import Lipschitz
 from ..maps import Answer, Conditioned, InContextMap
 from ..measures import Measure
-from ..solvers import RK4, Dynamics, FixedStep, LieSplit, Solver, State
+from ..solvers import RK4, Dynamics, Euler, FixedStep, LieSplit, Solver, State
 from ..transformer import Transformer
 from .dynamics import Characteristics
 from .gradients import Adjoint, Backprop, Gradients
@@ -114,6 +114,13 @@ class Flow(Conditioned):
         move apart by $e^{Lh}$ at most, measures by $e^{(L+K)h}$. Euler, Midpoint and RK4 stay
         below that too; an adaptive solver up to its error.
         """
+        if self.field.at_time(self.t0) is not self.field and not isinstance(
+            self.solver, Euler | LieSplit
+        ):
+            raise NotImplementedError(
+                "No Lipschitz bound of a field that depends on time is known here, but with "
+                "`Euler` and `LieSplit`, which look at the beginning of a step only."
+            )
         times = self.solver.grid(self.t0, self.t1, 1).times
         if not isinstance(self.solver, FixedStep):
             times = tuple(self.t0 + (self.t1 - self.t0) * k / STEPS for k in range(STEPS + 1))

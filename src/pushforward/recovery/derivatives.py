@@ -169,6 +169,8 @@ def _limit(
     check_kind("extension", extension, Extension, "Use `pf.MassPreserving()`.")
     eta = ETA.get(mu.dtype, 1e-2) if eta is None else eta
     check_number("eta", eta)
+    if eta >= 1:
+        raise ValueError(f"`eta` is a share of the mass, below 1, got {eta}.")
     before = called(f, mu)
     after = {mass: called(f, with_probe(mu, x, mass)[0]) for mass in (eta, eta / 2)}
     test = psi

@@ -92,10 +92,11 @@ class Excess(Probe):
 
     def image(self, f, mu, x, eta):
         """The one output of the probe's mass, or the one cluster with an excess."""
-        probed, _ = with_probe(mu, x, eta)
+        probed, tagged = with_probe(mu, x, eta)
         out = called(f, probed).merge()
-        alone = _of_mass(out, eta)
-        if len(alone) == len(_of_mass(probed, eta)) == 1:
+        mass = float(probed.weights[tagged])
+        alone = _of_mass(out, mass, eta)
+        if len(alone) == len(_of_mass(probed, mass, eta)) == 1:
             return out.atoms[alone[0]]
         before = called(f, mu).merge()
         radius = reach(before, out, self.radius)
@@ -109,14 +110,19 @@ class Excess(Probe):
                 f"No one place has the excess mass {eta:g}: the map splits or re-weights atoms, "
                 f"or images move by more than {radius:.2g} when it comes in: `Excess(radius=...)`."
             )
+        if int((label[: before.n] == odd[0]).sum()) > 1:
+            raise BlackBoxError(
+                f"The excess mass is among images that cannot be told apart within {radius:.2g}. "
+                "Make the probe lighter (`eta`), or give the atoms weights that differ."
+            )
         cluster = (label[before.n :] == odd[0]).nonzero().flatten()
         share = out.weights[cluster] / out.weights[cluster].sum()
         return (share[:, None] * out.atoms[cluster]).sum(0)
 
 
-def _of_mass(mu: Measure, eta: float) -> Tensor:
-    """The atoms that have about a mass."""
-    return ((mu.weights / eta - 1).abs() < 1e-3).nonzero().flatten()
+def _of_mass(mu: Measure, mass: float, eta: float) -> Tensor:
+    """The atoms that have a mass, up to far less than the probe's."""
+    return ((mu.weights - mass).abs() < 1e-2 * eta).nonzero().flatten()
 
 
 @dataclass(frozen=True)
