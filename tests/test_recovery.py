@@ -176,6 +176,19 @@ def test_error_estimates():
         assert (error / (y - gamma(mu, x)).norm(dim=-1) - 1).abs().max() < 0.1
 
 
+def test_probes_of_attention_have_bounded_slopes():
+    r"""Experiment E5: $\Lambda(\eta)\le vbR^2+1+\eta\,v\,e^{2bR^2}(1+2bR^2)$."""
+    gamma, R = field(0.6), 0.8
+    bound = gamma.lipschitz(R)
+    ball = lambda n: R * torch.nn.functional.normalize(torch.randn(n, 2)) * torch.rand(n, 1)
+    for k in range(1, 6):
+        eta, mu, x = 10.0**-k, pf.Measure(ball(6)), ball(8)
+        z = x + 10.0**-k * (ball(8) - x)
+        G = pf.recover(gamma.push, eta=eta, extrapolate=False)
+        slopes = (G(mu, x) - G(mu, z)).norm(dim=-1) / (x - z).norm(dim=-1)
+        assert 0.1 < slopes.max() <= bound.x + eta * bound.mu
+
+
 def test_float32_and_batches():
     gamma = field().float()
     mu = pf.Measure(torch.randn(3, 30, 2).float())
