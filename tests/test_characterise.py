@@ -123,6 +123,14 @@ def test_maps_that_are_none(f, said):
     assert not report.refuted
 
 
+def test_maps_that_fail_later():
+    """On measures that are no draws: small parts of the cloud."""
+    for late in (lambda mu: None, lambda mu: mu.moved(mu.atoms[..., :1])):
+        f = lambda mu, late=late: mu if mu.n >= 6 else late(mu)
+        report = pf.characterise(f, law(6), dim=2)
+        assert report.verdict.startswith("could not be characterised: "), report.verdict
+
+
 def test_witnesses_replay():
     """What they show is seen again, and not on a map that is good."""
     good = zoo.attention(2)

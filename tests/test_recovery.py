@@ -258,3 +258,22 @@ def test_flattened_coordinates():
     line = torch.linspace(-1, 1, 2001)[:, None] * torch.tensor([[1.0, 0.3]])
     steps = flattened(line, torch.zeros(1, 2), r).diff(dim=0).norm(dim=-1)
     assert (steps / line.diff(dim=0).norm(dim=-1)).max() <= 2 + 1e-9
+
+
+@pytest.mark.unhooked
+def test_wrong_points_and_measures_are_said():
+    gamma, mu = field(), measure(4)
+    G = pf.recover(gamma.push)
+    batch = pf.Measure(torch.randn(2, 4, 2))
+    with pytest.raises(ValueError, match="must be one measure, got a batch"):
+        G.estimate(batch, torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"`x` must have shape \(2,\)"):
+        pf.derivative(gamma, mu, torch.zeros(1, 2), lambda y: y)
+    with pytest.raises(ValueError, match="share their space"):
+        G.estimate(mu, torch.zeros(1, 3))
+    causal = pf.recover(pf.Attention(2, mask=pf.Causal()).push)
+    with pytest.raises(ValueError, match="Causal attention needs times"):
+        causal(pf.Measure(torch.randn(4, 2), times=torch.arange(4.0)), torch.zeros(1, 2))
+    for eta in (0.0, 1.0):
+        with pytest.raises(ValueError, match="`eta`"):
+            pf.regular_derivative(gamma, mu, torch.zeros(2), lambda y: y, eta=eta)

@@ -72,6 +72,13 @@ def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") 
         raise ValueError(f"`{name}` must be {than}, got {value}.")
 
 
+def check_share(name: str, value: float) -> None:
+    """Raise unless `value` is a share of a whole, more than none and less than all of it."""
+    check_number(name, value)
+    if value >= 1:
+        raise ValueError(f"`{name}` is a share of the mass, below 1, got {value}.")
+
+
 def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:
     """Raise unless `tensor` is a floating-point tensor with at least `least` axes."""
     check_tensor(name, tensor)

@@ -23,7 +23,7 @@ class Caller:
     """
 
     def __init__(self, f: MeasureMap, mu: Measure):
-        self.f, self.calls = f, 0
+        self.f, self.out_dim = f, called(f, mu).dim
         self.batched = self._takes_batches(mu)
         self.differentiable = self._has_gradients(mu)
 
@@ -46,16 +46,14 @@ class Caller:
         masses = torch.cat([logs + torch.log1p(-eta)[:, None], eta.log()[:, None]], 1)
         probed = Measure.unchecked(points, masses)
         if self.batched:
-            self.calls += 1
-            out = self.f(probed)
+            out = self._call(probed)
             logs_out = out.log_weights - out.log_weights.logsumexp(-1, keepdim=True)
             return self._read(out.atoms, logs_out, eta)
         return torch.stack([self._one(mu, e) for mu, e in zip(probed, eta, strict=True)])
 
     def _one(self, mu: Measure, eta: Tensor) -> Tensor:
         """Where the last atom of a measure goes."""
-        self.calls += 1
-        out = self.f(mu)
+        out = self._call(mu)
         logs = out.log_weights - out.log_weights.logsumexp(-1, keepdim=True)
         y = self._read(out.atoms[None], logs[None], eta[None])[0]
         if bool(y.isfinite().all()):
@@ -65,6 +63,15 @@ class Caller:
             return Excess().image(self.f, before, mu.atoms[-1], float(eta))
         except BlackBoxError:
             return torch.full_like(y, torch.nan)
+
+    def _call(self, mu: Measure) -> Measure:
+        """What the map makes of measures, if that is measures where it was before."""
+        out = self.f(mu)
+        if not isinstance(out, Measure) or out.batch_shape != mu.batch_shape:
+            raise BlackBoxError(f"For {mu} it returned {out}, no measure for each.")
+        if out.dim != self.out_dim:
+            raise BlackBoxError(f"the dimension of its images varies: {self.out_dim}, {out.dim}")
+        return out
 
     def _read(self, atoms: Tensor, logs: Tensor, eta: Tensor) -> Tensor:
         """The one output of the mass, NaN if there are none or several."""
@@ -78,14 +85,14 @@ class Caller:
         other = Measure.unchecked(mu.atoms.flip(-2) * 0.9, mu.log_weights.flip(-1))
         try:
             with torch.no_grad():
-                both = self.f(Measure.stack([mu, other]))
+                both = self._call(Measure.stack([mu, other]))
                 each = [called(self.f, m) for m in (mu, other)]
-            fits = both.batch_shape == (2,) and both.n == each[0].n == each[1].n
+            fits = both.n == each[0].n == each[1].n
             return fits and all(
                 torch.allclose(a, b.atoms, rtol=1e-9, atol=1e-12)
                 for a, b in zip(both.atoms, each, strict=True)
             )
-        except Exception:  # whatever a black box does with what it was not made for
+        except RuntimeError:  # also what it raised itself: it was not made for batches
             return False
 
     def _has_gradients(self, mu: Measure) -> bool:
@@ -95,5 +102,5 @@ class Caller:
                 out = self.f(Measure.unchecked(atoms, mu.log_weights.detach()))
                 (slope,) = torch.autograd.grad(out.atoms.square().sum(), atoms)
             return bool(slope.isfinite().all())
-        except Exception:
+        except RuntimeError:  # also what it raised itself
             return False

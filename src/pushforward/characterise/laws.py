@@ -9,7 +9,7 @@ import torch
 from ..distances import wasserstein
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ..recovery.black_box import BlackBoxError, as_measure_map, called
+from ..recovery.black_box import BlackBoxError, as_measure_map, called, masses
 from ..recovery.decoding import Decoding, decode
 from ..recovery.probes import Excess
 from .search import Law
@@ -149,7 +149,6 @@ def _decoded(f: MeasureMap, mu: Measure) -> Decoding:
     """What the masses of the image say."""
     out = called(f, mu)
     out = out.merge(64 * torch.finfo(out.dtype).eps * (1 + float(out.atoms.abs().max())))
-    masses = lambda m: m.weights.detach().double().cpu().numpy()
     return decode(masses(mu), masses(out), MASS_TOL.get(mu.dtype, 1e-5))
 
 

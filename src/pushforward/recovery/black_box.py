@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .._checks import check_kind
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 
@@ -47,6 +49,18 @@ def called(f: MeasureMap, mu: Measure) -> Measure:
     if not bool(good & (out.log_weights < torch.inf).all()):
         raise BlackBoxError("The map returned NaN or infinity.")
     return out.strip().normalise()
+
+
+def check_single(mu: Measure) -> None:
+    """Raise unless `mu` is one measure."""
+    check_kind("mu", mu, Measure, "Points become one with `pf.Measure(points)`.")
+    if mu.batch_shape:
+        raise ValueError(f"`mu` must be one measure, got a batch {mu.batch_shape}: take `mu[k]`.")
+
+
+def masses(mu: Measure) -> np.ndarray:
+    """The weights as numbers."""
+    return mu.weights.detach().double().cpu().numpy()
 
 
 def with_probe(mu: Measure, x: Tensor, eta: float) -> tuple[Measure, int]:

@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._checks import check_kind, check_number
+from .._checks import check_kind, check_shape, check_share
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from .black_box import as_measure_map, called, with_probe
+from .black_box import as_measure_map, called, check_single, with_probe
 from .probes import apart, flattened
 
 Test = Callable[[Tensor], Tensor]
@@ -168,9 +168,9 @@ def _limit(
     extension = MassPreserving() if extension is None else extension
     check_kind("extension", extension, Extension, "Use `pf.MassPreserving()`.")
     eta = ETA.get(mu.dtype, 1e-2) if eta is None else eta
-    check_number("eta", eta)
-    if eta >= 1:
-        raise ValueError(f"`eta` is a share of the mass, below 1, got {eta}.")
+    check_share("eta", eta)
+    check_single(mu)
+    check_shape("x", x, (mu.dim,), "One point, without further axes.")
     before = called(f, mu)
     after = {mass: called(f, with_probe(mu, x, mass)[0]) for mass in (eta, eta / 2)}
     test = psi

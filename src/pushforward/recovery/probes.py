@@ -16,7 +16,7 @@ from torch import Tensor
 from .._checks import check_number
 from .._grouping import label_points
 from ..measures import Measure, MeasureMap
-from .black_box import BlackBoxError, called, with_probe
+from .black_box import BlackBoxError, called, masses, with_probe
 from .decoding import decode
 
 
@@ -57,7 +57,7 @@ class Decode(Probe):
         """The output that the tagged atom is part of."""
         probed, tagged = with_probe(mu, x, eta)
         out = called(f, probed).merge()
-        found = decode(_masses(probed), _masses(out), self.tol)
+        found = decode(masses(probed), masses(out), self.tol)
         if found.owner is None:
             raise BlackBoxError(_WHY[found.problem or ""])
         return out.atoms[found.owner[tagged]]
@@ -102,8 +102,8 @@ class Excess(Probe):
         radius = reach(before, out, self.radius)
         label, _ = label_points(torch.cat([before.atoms, out.atoms]).detach(), None, radius)
         change = torch.zeros(int(label.max()) + 1, dtype=torch.float64, device=label.device)
-        masses = torch.cat([-(1 - eta) * before.weights.double(), out.weights.double()])
-        change = change.index_add(0, label, masses.detach())
+        gains = torch.cat([-(1 - eta) * before.weights.double(), out.weights.double()])
+        change = change.index_add(0, label, gains.detach())
         odd = (change.abs() > 0.01 * eta).nonzero().flatten()
         if len(odd) != 1 or not abs(float(change[odd[0]]) / eta - 1) < 0.01:
             raise BlackBoxError(
@@ -221,7 +221,3 @@ def nearest(x: Tensor, y: Tensor, rank: int = 1) -> tuple[Tensor, Tensor]:
     distance, index = cKDTree(others).query(points, [rank])
     put = lambda a: torch.as_tensor(a[:, 0], device=x.device)
     return put(distance), put(index)
-
-
-def _masses(mu: Measure):
-    return mu.weights.detach().double().cpu().numpy()

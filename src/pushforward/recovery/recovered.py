@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._checks import check_kind, check_number
+from .._checks import check_kind, check_share
 from .._types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from .black_box import as_measure_map
+from .black_box import as_measure_map, check_single
 from .probes import Excess, Probe
 
 ETA = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -46,9 +46,7 @@ class RecoveredMap(InContextMap):
         by = Excess() if by is None else by
         check_kind("by", by, Probe, "Use `pf.Excess()`, `pf.Decode()` or `pf.Weak()`.")
         if eta is not None:
-            check_number("eta", eta)
-            if eta >= 1:
-                raise ValueError(f"`eta` is a share of the mass, below 1, got {eta}.")
+            check_share("eta", eta)
         self.f, self.by, self.eta, self.extrapolate = f, by, eta, extrapolate
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
@@ -69,6 +67,8 @@ class RecoveredMap(InContextMap):
             mu: the context, not batched.
             x: the points.
         """
+        self._check(mu, x, None)
+        check_single(mu)
         found = [self._at(mu, point, estimate=True) for point in x]
         return torch.stack([y for y, _ in found]), torch.stack([e for _, e in found])
 
