@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,22 +13,15 @@ from ..recovery.black_box import BlackBoxError, called
 from ..recovery.probes import Excess
 
 
-class Caller:
-    """A black box that is asked where small masses go.
+class Caller(ABC):
+    """Somebody who knows where small masses go."""
 
-    Whether it takes batches is tried out: if two measures together give what they give one by one,
-    all later calls are batches. Nothing else is assumed of it.
+    batched: bool
+    """Whether many questions take hardly longer than one."""
+    differentiable: bool
+    """Whether answers have gradients."""
 
-    Args:
-        f: the black box.
-        mu: a measure to try it on.
-    """
-
-    def __init__(self, f: MeasureMap, mu: Measure):
-        self.f, self.out_dim = f, called(f, mu).dim
-        self.batched = self._takes_batches(mu)
-        self.differentiable = self._has_gradients(mu)
-
+    @abstractmethod
     def images(
         self,
         atoms: Float[Tensor, "c m d"],
@@ -42,6 +37,26 @@ class Caller:
             x: the points.
             eta: the masses.
         """
+
+
+class BlackBox(Caller):
+    """A map between measures that is asked where small masses go.
+
+    Whether it takes batches is tried out: if two measures together give what they give one by one,
+    all later calls are batches. Nothing else is assumed of it.
+
+    Args:
+        f: the black box.
+        mu: a measure to try it on.
+    """
+
+    def __init__(self, f: MeasureMap, mu: Measure):
+        self.f, self.out_dim = f, called(f, mu).dim
+        self.batched = self._takes_batches(mu)
+        self.differentiable = self._has_gradients(mu)
+
+    def images(self, atoms, logs, x, eta):
+        """The output of the mass, in one call where it takes batches."""
         points = torch.cat([atoms, x[:, None]], 1)
         masses = torch.cat([logs + torch.log1p(-eta)[:, None], eta.log()[:, None]], 1)
         probed = Measure.unchecked(points, masses)

@@ -70,10 +70,10 @@ def _starts(law: Law, box: Box, generator: torch.Generator) -> list[Measure]:
     leaders = []
     for _ in range(2):
         u = torch.randn(d, generator=generator, dtype=torch.float64)
-        far = (box.high - box.low) / 2 * (u / u.abs().max())
+        far = (box.high - box.low) / 2 * (u / u.abs().max()).to(box.low)
         atoms = (box.low + box.high) / 2 + far * torch.cat(
             [torch.ones(1, 1), torch.full((max(1, n - 1), 1), 0.5)]
-        )
+        ).to(far)
         leaders.append(Measure(atoms.to(dtype)))
     return drawn + leaders
 

@@ -9,6 +9,7 @@ as $\eta\to0$, or a gap stays open, no continuous $G$ can be.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +103,7 @@ def continuity(search: Search, precision: Precision, scale: float, noise: float)
     scales = search.scales(hs, precision.least_eta)
     late = [s for s in scales if s.h <= scale * precision.fit] or scales[-3:]
     quotients = [max(s.gap, noise) / s.h for s in late]
-    exponent, error = _fit([-math.log(s.h) for s in late], [math.log(q) for q in quotients])
+    exponent, error = line([-math.log(s.h) for s in late], [math.log(q) for q in quotients])
     if late[-1].gap <= 2 * noise:
         exponent, error = 0.0, 0.0
     steepest = max(scales, key=lambda s: s.gap / s.h)
@@ -124,13 +125,7 @@ def continuity(search: Search, precision: Precision, scale: float, noise: float)
             if float(herd.gap) / h > slope:
                 slope, best = float(herd.gap) / h, (herd, h, eta)
         table.append((eta, steepness))
-    growth, _ = _fit(
-        [-math.log(eta) for eta, _ in table], [math.log(max(k, 1e-300)) for _, k in table]
-    )
-    recent, _ = _fit(
-        [-math.log(eta) for eta, _ in table[-3:]],
-        [math.log(max(k, 1e-300)) for _, k in table[-3:]],
-    )
+    growth, recent = _growth(table), _growth(table[-3:])
     # A slope that has stopped growing is bounded, unless the smallest distance stops it.
     largest = max(s.gap for s in scales)
     limited = table[-1][1] * scale * precision.zoom > 0.05 * largest
@@ -189,7 +184,16 @@ def _top(herd: Herd, eta: float) -> Herd:
     return herd.pick(herd.gap.masked_fill(~of_mass, -1).argmax()[None])
 
 
-def _fit(x: list[float], y: list[float]) -> tuple[float, float]:
+def _growth(table: Sequence[tuple[float, float]]) -> float:
+    r"""The exponent of $K$ in $1/\eta$; 0 where masses do not matter and there is but one."""
+    if len(table) < 2:
+        return 0.0
+    return line(
+        [-math.log(eta) for eta, _ in table], [math.log(max(k, 1e-300)) for _, k in table]
+    )[0]
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     """The slope of a line through points, and its standard error."""
     a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
     a, b = a - a.mean(), b - b.mean()

@@ -19,7 +19,7 @@ from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..recovery.black_box import BlackBoxError, as_measure_map, guarded, with_probe
 from ..zoo import DISCONTINUOUS, IN_CONTEXT, NO_MEASURE_MAP, SPLITS
-from .calls import Caller
+from .calls import BlackBox
 from .constants import Pair, quotient, steepest
 from .continuity import PRECISION, Continuity, continuity
 from .laws import Witness, draw, insane, wrong_for_measures, wrong_masses
@@ -156,7 +156,7 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
             seed=seed,
         )  # fmt: skip
     upper = _certified(f, box.radius)
-    search = Search(Caller(call, draws[0]), law, box, generator, tick)
+    search = Search(BlackBox(call, draws[0]), law, box, generator, tick)
     precision = PRECISION.get(draws[0].dtype, PRECISION[torch.float32])
     noise = 64 * torch.finfo(draws[0].dtype).eps * max(1.0, box.size)
     found = continuity(search, precision, box.size, noise)

@@ -22,15 +22,29 @@ Law = Callable[[torch.Generator], Measure]
 """How to draw a measure of the kind a user cares about."""
 
 RATIO = math.sqrt(10)
-KEPT = 16
-STARTS = 96
-FRESH = 32
-ROUNDS = 3
-TRIES = 8
-"""Variants of a candidate that are tried at a time; fewer where each is a call of its own."""
 SUBCLOUDS = (1, 2, 4)
 TILES = 4
 """Parts of a segment that is cut to the next scale: they cover it."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to look.
+
+    Args:
+        starts: candidates of the first scale.
+        fresh: new ones of the next three.
+        kept: how many go on.
+        rounds: of improvement at every scale.
+        tries: variants of a candidate that are tried at a time; half as many where each is a call
+            of its own.
+    """
+
+    starts: int = 96
+    fresh: int = 32
+    kept: int = 16
+    rounds: int = 3
+    tries: int = 8
 
 
 @dataclass(frozen=True)
@@ -145,14 +159,21 @@ class Search:
         box: where they lie.
         generator: of all that is random.
         tick: told after every scale.
+        effort: how hard to look.
     """
 
     def __init__(
-        self, caller: Caller, law: Law, box: Box, generator: torch.Generator, tick: Ticker
+        self,
+        caller: Caller,
+        law: Law,
+        box: Box,
+        generator: torch.Generator,
+        tick: Ticker,
+        effort: Effort = Effort(),  # noqa: B008
     ):
         self.caller, self.law, self.box, self.generator = caller, law, box, generator
-        self.tick = tick
-        self.tries = TRIES if caller.batched else TRIES // 2
+        self.tick, self.effort = tick, effort
+        self.tries = effort.tries if caller.batched else effort.tries // 2
 
     def gaps(self, herd: Herd, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
@@ -170,7 +191,7 @@ class Search:
             eta = max(min(0.3, (h / self.box.size) ** 3), least_eta)
             if before is not None:
                 herds = [self.cut(herd.with_eta(eta), before, h) for herd in herds]
-            fresh = STARTS if k == 0 else FRESH if k < 4 else 0
+            fresh = self.effort.starts if k == 0 else self.effort.fresh if k < 4 else 0
             herds = self.select(herds + self.starts(fresh, h, eta))
             herds = [self.improve(herd, h) for herd in herds]
             best = max(herds, key=lambda herd: float(herd.gap.max()))
@@ -200,7 +221,7 @@ class Search:
                 torch.stack(clouds), torch.stack(masses), torch.stack(x),
                 u / u.norm(dim=-1, keepdim=True), torch.full((len(members),), eta).to(u),
                 torch.zeros(len(members)).to(u),
-                torch.tensor(drawn),
+                torch.tensor(drawn, device=u.device),
             )  # fmt: skip
             herd.gap = self.gaps(herd, h)
             herds.append(herd)
@@ -209,12 +230,13 @@ class Search:
     def select(self, herds: list[Herd]) -> list[Herd]:
         """The best of all, with two of every size."""
         gaps = torch.cat([herd.gap for herd in herds])
-        least = gaps.sort(descending=True).values[min(KEPT, len(gaps)) - 1]
+        most = self.effort.kept
+        least = gaps.sort(descending=True).values[min(most, len(gaps)) - 1]
         kept = []
         for herd in herds:
             order = herd.gap.argsort(descending=True)
             count = max(2, int((herd.gap >= least).sum()))
-            kept.append(herd.pick(order[: min(count, KEPT)]))
+            kept.append(herd.pick(order[: min(count, most)]))
         return kept
 
     def cut(self, herd: Herd, before: float, h: float) -> Herd:
@@ -224,9 +246,9 @@ class Search:
         parts.x = parts.x + shift.repeat_interleave(len(herd.x))[:, None] * parts.u
         return self._best(parts, TILES, h)
 
-    def improve(self, herd: Herd, h: float, rounds: int = ROUNDS) -> Herd:
+    def improve(self, herd: Herd, h: float, rounds: int | None = None) -> Herd:
         """Random moves always, along gradients where there are any."""
-        for _ in range(rounds):
+        for _ in range(self.effort.rounds if rounds is None else rounds):
             herd = herd.better(self._best(self._moved(herd, h), self.tries, h))
             if self.caller.differentiable:
                 herd = herd.better(self._ascended(herd, h))
@@ -297,10 +319,14 @@ class Search:
         return self.box.clamp(x)
 
     def _randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=self.box.low.dtype)
+        return self._put(torch.randn(*shape, generator=self.generator, dtype=self.box.low.dtype))
 
     def _rand(self, *shape: int) -> Tensor:
-        return torch.rand(*shape, generator=self.generator, dtype=self.box.low.dtype)
+        return self._put(torch.rand(*shape, generator=self.generator, dtype=self.box.low.dtype))
+
+    def _put(self, numbers: Tensor) -> Tensor:
+        """Drawn by the generator's device, wherever the points are."""
+        return numbers.to(self.box.low.device)
 
 
 def _unit(slope: Tensor) -> Tensor:
