@@ -17,7 +17,7 @@ LAYERS = """_types _precision _checks _progress _grouping _quadrature ops scores
 marginals sinkhorn implicit feasibility measures distances normalisers relations lipschitz
 manifolds maps sequences
 layers attention transformer relate stochastic realise heads rules universal pictures fields
-solvers observables flows studies recovery zoo characterise""".split()
+solvers observables flows studies recovery zoo characterise audit""".split()
 
 
 ONE_CORE = {"OMP_NUM_THREADS": "1"}
@@ -55,7 +55,7 @@ import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"ot", "scipy", "matplotlib", "rich", "beartype", "triton",
-                                  "torchdiffeq", "safetensors"}:
+                                  "torchdiffeq", "safetensors", "plotly"}:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Block())
 import torch

@@ -1,0 +1,54 @@
+"""Pictures as plain data of Plotly, so that an audit needs no Plotly to be made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BLUE, RED, GREY = "#2b6cb0", "#c05621", "#718096"
+
+Plot = dict[str, Any]
+
+
+def plot(title: str, x: str, y: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> Plot:
+    """A figure: traces under a title, with axes named.
+
+    Args:
+        title: what it shows.
+        x: what is on the first axis.
+        y: what is on the second.
+        traces: what is drawn.
+        layout: anything else that Plotly knows, over what stands here.
+    """
+    base = {
+        "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "yref": "paper",
+                  "y": 1, "yanchor": "bottom", "pad": {"b": 12}},
+        "xaxis": {"title": {"text": x}, "automargin": True, **layout.pop("xaxis", {})},
+        "yaxis": {"title": {"text": y}, "automargin": True, **layout.pop("yaxis", {})},
+        "margin": {"l": 50, "r": 16, "t": 48, "b": 50},
+        "legend": {"orientation": "h", "y": -0.25},
+        "font": {"size": 12},
+        "colorway": [BLUE, RED, GREY, "#2f855a", "#6b46c1", "#b7791f"],
+    }  # fmt: skip
+    return {"data": [dict(t) for t in traces], "layout": {**base, **layout}}
+
+
+def dots(
+    x: Sequence[float], y: Sequence[float], name: str, *, line: bool = True, **more: Any
+) -> Plot:
+    """Points, joined by a line or not."""
+    mode = "lines+markers" if line else "markers"
+    return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "name": name, **more}
+
+
+def guide(x: Sequence[float], y: Sequence[float], name: str) -> Plot:
+    """A dashed line to compare with."""
+    style = {"dash": "dash", "color": GREY}
+    return {
+        "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name,
+        "line": style,
+    }  # fmt: skip
+
+
+LOG = {"type": "log", "exponentformat": "power", "dtick": 1}
+"""An axis of powers of ten."""

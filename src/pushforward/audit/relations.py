@@ -1,0 +1,177 @@
+r"""What every head relates: where attention can be seen.
+
+Per head, a matrix $P$ of $n$ queries to $n$ keys whose rows are probabilities: the mean entropy
+of its rows as a share of $\log n$; how far its column sums are from those of a coupling,
+$\frac12\sum_j|\frac1n\sum_iP_{ij}-\frac1n|$; the numerical rank of $\log P$ with rows centred,
+which is the smallest dimension of a head that could make it; and the mean weight of a token on
+itself.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..maps import InContextMap
+from ..measures import Measure
+from ..realise import rounding
+from .charts import plot
+from .depth import TOKENS
+from .population import Population
+from .section import Section
+from .subjects import QuerySubject, Subject, TokenSubject
+from .watch import Attentions, heads_of_map
+
+SHARP = 0.1
+"""Heads whose entropy is below this share of the largest attend to few tokens."""
+
+NAMES = {
+    "entropy": "entropy, as a share of the largest",
+    "columns": "column sums: distance from a coupling",
+    "rank": "rank of the centred logarithm",
+    "self": "weight on itself",
+}
+
+
+def relations(
+    subject: Subject, population: Population, queries: Tensor | None, generator: torch.Generator
+) -> Section:
+    """Measure every head.
+
+    Args:
+        subject: the model.
+        population: what tokens are like.
+        queries: where to ask, if that is apart from the context.
+        generator: of all that is random.
+    """
+    seed = generator.initial_seed()
+    mu = population.one().draw(TOKENS, generator)
+    layers = _heads(subject, mu, queries)
+    if not layers:
+        return Section("relations", "absent", "no attention is to be seen in it", seed=seed)
+    table = [[_measured(P) for P in heads] for heads in layers]
+    flat = [m for row in table for m in row]
+    mean = {name: _mean([m[name] for m in flat]) for name in NAMES}
+    few = sum(m["entropy"] < SHARP for m in flat)
+    verdict = (
+        f"{len(flat)} heads in {len(layers)} layers: entropy {mean['entropy']:.2f} of the "
+        f"largest, column sums {mean['columns']:.2f} from those of a coupling, centred rank "
+        f"{mean['rank']:.1f} of at most {min(layers[0].shape[-2:])}"
+    )
+    if few:
+        verdict += f"; {few} heads attend to few tokens"
+    lines = [
+        f"layer {k}, head {h}: entropy {m['entropy']:.2f}, columns {m['columns']:.2f}, "
+        f"rank {m['rank']}" + ("" if m["self"] is None else f", itself {m['self']:.2f}")
+        for k, row in enumerate(table)
+        for h, m in enumerate(row)
+    ]
+    numbers = {"tokens": mu.n, "heads": table, "mean": mean}
+    plots = [_table_picture(table), _matrix_picture(layers)]
+    return Section("relations", "good", verdict, lines, numbers, plots, seed)
+
+
+def _heads(subject: Subject, mu: Measure, queries: Tensor | None) -> list[Tensor]:
+    """One for every layer, `(heads, m, n)`."""
+    model = subject.model
+    if isinstance(model, InContextMap):
+        return [] if model.paired else heads_of_map(model, mu)
+    if not isinstance(subject, (TokenSubject, QuerySubject)):
+        return []
+    count = mu.n
+    if isinstance(subject, QuerySubject) and queries is not None:
+        some = queries[:1].expand(2, -1)
+        run = lambda: subject.together(mu, some)
+        count = len(some)
+    elif isinstance(subject, TokenSubject):
+        run = lambda: subject.raw(mu.atoms)
+    for m, n in ((count, mu.n), (mu.n, mu.n), (mu.n + count, mu.n), (mu.n + count,) * 2):
+        with torch.no_grad(), Attentions(n, m) as seen:
+            run()
+        if seen.found:
+            return seen.found
+    return []
+
+
+def _measured(P: Tensor) -> dict:
+    """Of one head."""
+    m, n = P.shape
+    p = P.double()
+    entropy = -torch.special.xlogy(p, p).sum(-1).mean()
+    columns = (p.mean(0) - 1 / n).abs().sum() / 2
+    return {
+        "entropy": float(entropy) / math.log(n) if n > 1 else 1.0,
+        "columns": float(columns),
+        "rank": _rank(P),
+        "self": float(p.diagonal().mean()) if m == n else None,
+    }
+
+
+def _rank(P: Tensor) -> int | None:
+    """Of the logarithm with rows centred; None where some pairs are not related at all."""
+    if not bool((P > 0).all()):
+        return None
+    logs = P.double().log()
+    sigma = torch.linalg.svdvals(logs - logs.mean(-1, keepdim=True))
+    # entries carry a relative error of about one rounding unit times the size of their exponent
+    unit = rounding(P) * float(1 + logs.abs().max())
+    return int((sigma > unit * math.sqrt(P.numel())).sum())
+
+
+def _mean(values: list) -> float:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _table_picture(table: list[list[dict]]) -> dict:
+    """Layers by heads, one measure at a time."""
+    widest = max(len(row) for row in table)
+    grids = {
+        name: [[m[name] for m in row] + [None] * (widest - len(row)) for row in table]
+        for name in NAMES
+    }
+    traces = [
+        {"type": "heatmap", "z": grid, "colorscale": "Viridis", "visible": k == 0,
+         "x": [f"head {h}" for h in range(widest)],
+         "y": [f"layer {i}" for i in range(len(table))],
+         "hovertemplate": "%{y}, %{x}: %{z:.3g}<extra></extra>", "colorbar": {"thickness": 12}}
+        for k, grid in enumerate(grids.values())
+    ]  # fmt: skip
+    return plot(
+        "Every head", "", "", traces, yaxis={"autorange": "reversed"},
+        updatemenus=[_menu(list(NAMES.values()))],
+    )  # fmt: skip
+
+
+def _matrix_picture(layers: list[Tensor]) -> dict:
+    """The matrices of the first heads of all layers, one at a time."""
+    names: list[str] = []
+    traces: list[dict] = []
+    for k, heads in enumerate(layers):
+        for h, P in enumerate(heads):
+            if len(traces) < 48:
+                names.append(f"layer {k}, head {h}")
+                grid = [[round(p, 5) for p in row] for row in P.double().tolist()]
+                traces.append(
+                    {"type": "heatmap", "z": grid, "colorscale": "Blues",
+                     "visible": not traces, "colorbar": {"thickness": 12},
+                     "hovertemplate": "token %{y} to %{x}: %{z:.3g}<extra></extra>"}
+                )  # fmt: skip
+    return plot(
+        "Who attends to whom", "key", "query", traces, yaxis={"autorange": "reversed"},
+        updatemenus=[_menu(names)],
+    )  # fmt: skip
+
+
+def _menu(names: list[str]) -> dict:
+    """A menu that shows one trace at a time."""
+    return {
+        "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "pad": {"b": 4},
+        "buttons": [
+            {"label": name, "method": "update",
+             "args": [{"visible": [k == j for j in range(len(names))]}]}
+            for k, name in enumerate(names)
+        ],
+    }  # fmt: skip

@@ -1,0 +1,273 @@
+"""The audit of a model: what it is asked, and what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._checks import check_floating, check_sizes
+from .._progress import bar
+from ..recovery import BlackBoxError
+from .depth import depth
+from .page import page
+from .population import Population
+from .relations import relations
+from .section import Section
+from .sensitivity import sensitivity
+from .size import size
+from .subjects import Subject, subject
+from .symmetries import Look, symmetries
+from .theorem import theorem
+
+SECTIONS = ("symmetries", "size", "theorem", "sensitivity", "depth", "relations")
+
+Padded = Callable[[Tensor, Tensor], Tensor]
+"""The model on tokens `(n, d)` of which some are padding; a mask says which are real."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What was found out about a model.
+
+    Args:
+        model: its name.
+        how: how it is called.
+        data: what it was looked at with.
+        seed: of all that was random.
+        sections: what was found.
+        problem: why it could not be looked at, None if it could.
+    """
+
+    model: str
+    how: str
+    data: str
+    seed: int
+    sections: tuple[Section, ...] = ()
+    problem: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """All in one sentence."""
+        if self.problem is not None:
+            return f"could not be audited: {self.problem}"
+        bad = [s for s in self.sections if s.status == "bad"]
+        if bad:
+            return "; ".join(f"{s.name}: {s.verdict}" for s in bad)
+        noted = [s.name for s in self.sections if s.status == "noted"]
+        return "nothing refuted" + (f"; worth a look: {', '.join(noted)}" if noted else "")
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing is refuted, 1 if something is, 2 if it could not be audited."""
+        if self.problem is not None:
+            return 2
+        return int(any(s.status == "bad" for s in self.sections))
+
+    def __getitem__(self, name: str) -> Section:
+        """The section of a name."""
+        for section in self.sections:
+            if section.name == name:
+                return section
+        known = ", ".join(s.name for s in self.sections) or "none"
+        raise KeyError(f"There is no section {name!r}; there are: {known}.")
+
+    def __str__(self) -> str:
+        head = [f"Audit of {self.model}", f"  {self.how}", f"  {self.data}, seed {self.seed}"]
+        return "\n".join([*head, f"  {self.verdict}", "", *map(str, self.sections)]).rstrip()
+
+    def to_json(self) -> str:
+        """All numbers, as JSON."""
+        return json.dumps(
+            {
+                "model": self.model, "how": self.how, "data": self.data, "seed": self.seed,
+                "verdict": self.verdict, "exit_code": self.exit_code,
+                "sections": [s.to_dict() for s in self.sections],
+            },
+            indent=2, allow_nan=False, default=float,
+        )  # fmt: skip
+
+    def to_html(self) -> str:
+        """One page with everything in it, which needs no network."""
+        about = [("Called", self.how), ("Data", self.data), ("Seed", str(self.seed))]
+        return page(f"Audit of {self.model}", self.verdict, self.exit_code, about, self.sections)
+
+    def save(self, file: str | os.PathLike) -> Path:
+        """Write a file, all at once: a page (`.html`), numbers (`.json`) or text (`.txt`).
+
+        Args:
+            file: where to; its ending says what.
+        """
+        file = Path(file)
+        write = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
+        if file.suffix not in write:
+            raise ValueError(f"An audit is saved as .html, .json or .txt, got {file.name!r}.")
+        draft = file.with_name(f".{file.name}.part")
+        try:
+            draft.write_text(write[file.suffix](), encoding="utf-8")
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
+        return file
+
+
+def audit(
+    model: Any,
+    data: Any,
+    *,
+    queries: Tensor | None = None,
+    sections: Sequence[str] = SECTIONS,
+    batched: bool | None = None,
+    padded: Padded | None = None,
+    tokens: int = 256,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Audit:
+    r"""Say what kind of map a model on sets is.
+
+    - `symmetries`: does it depend on the measure of its tokens alone?
+    - `size`: do outputs converge with more tokens, and does length itself matter?
+    - `theorem`: (B1), (B2), the in-context map recovered from outside.
+    - `sensitivity`: what becomes of a token when the others change, in $W_1$.
+    - `depth`: do tokens gather, layer by layer?
+    - `relations`: what the heads relate.
+
+    Nothing is proved: a symmetry is broken or holds on what was tried. A model that fails, returns
+    NaN, is random or keeps state is said to. The same seed gives the same audit.
+
+    Args:
+        model: a module or function of tokens `(n, d)` or of sets `(1, n, d)`, with an output for
+            each token or one for the set; of a context and queries, if `queries` are given; a map
+            between measures; or an in-context map. A module is taken as it is: call `eval()`.
+        data: what tokens are like: a set `(n, d)`, several (a list, or `(b, n, d)`), a Measure, or
+            `law(n, generator)`. Contexts are drawn from it with replacement.
+        queries: points `(m, q)` to ask at, for `model(context, queries)`.
+        sections: which parts, such as the symmetries alone in a continuous integration.
+        batched: whether the model wants an axis for sets; by default it is tried without, then
+            with it, the other way round if `data` is `(b, n, d)`.
+        padded: `padded(tokens, real)`, the model on tokens of which some are padding. PyTorch's
+            encoders need none.
+        tokens: of the largest context.
+        seed: of all that is random.
+        progress: whether to show a bar; by default at a terminal, for what takes over a second.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+        >>> found = pf.audit(layer, torch.randn(50, 4), sections=["symmetries"])
+        >>> found.verdict, found.exit_code
+        ('nothing refuted', 0)
+    """
+    check_sizes(tokens=tokens)
+    chosen = _chosen(sections)
+    population = Population(data)
+    queries = _checked(queries, population)
+    if batched is None and population.batched:
+        batched = True
+    name = type(model).__name__
+    if not hasattr(type(model), "forward") and hasattr(model, "__name__"):
+        name = model.__name__
+    with torch.random.fork_rng(_devices(population)), bar("audit", len(chosen), progress) as tick:
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad():
+                asked = _subject(model, population, queries, batched, seed)
+        except BlackBoxError as error:
+            return Audit(name, "", population.describe(), seed, (), str(error))
+        found = []
+        for done, part in enumerate(chosen):
+            found.append(_section(part, asked, population, queries, seed, padded, tokens))
+            tick(done + 1)
+    return Audit(name, asked.how, population.describe(), seed, tuple(found))
+
+
+def _section(
+    name: str,
+    asked: Subject,
+    population: Population,
+    queries: Tensor | None,
+    seed: int,
+    padded: Padded | None,
+    tokens: int,
+) -> Section:
+    """One part, with a generator of its own, so that leaving others out changes nothing."""
+    generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
+    run: dict[str, Callable[[], Section]] = {
+        "symmetries": lambda: symmetries(asked, population, queries, generator, padded),
+        "size": lambda: size(asked, population, queries, generator, tokens),
+        "theorem": lambda: theorem(asked, population, queries, generator),
+        "sensitivity": lambda: sensitivity(asked, population, queries, generator),
+        "depth": lambda: depth(asked, population, queries, generator),
+        "relations": lambda: relations(asked, population, queries, generator),
+    }
+    try:
+        with torch.no_grad():
+            return run[name]()
+    except BlackBoxError as error:
+        why = f"could not be looked at: {error}"
+        return Section(name, "bad", why, seed=generator.initial_seed())
+
+
+def _subject(
+    model: Any,
+    population: Population,
+    queries: Tensor | None,
+    batched: bool | None,
+    seed: int,
+) -> Subject:
+    """The model as a subject that answers, and answers the same when asked again."""
+    generator = torch.Generator().manual_seed(seed)
+    n = population.typical
+    mu, other = population.draw(n, generator), population.draw(n + 1, generator)
+    some = None if queries is None else queries[:4]
+    found = subject(model, mu, other, some, batched)
+    hint = ""
+    if isinstance(model, torch.nn.Module) and model.training:
+        hint = " (it is in training mode: call `model.eval()`)"
+
+    def ask(luck: int):
+        torch.manual_seed(luck)
+        if some is not None:
+            return found.answer(mu, some)
+        return found.push(mu).atoms if found.weighted else found.tokens(mu)
+
+    look = Look.of(found, mu, some, generator)
+    same = lambda a, b: a.shape == b.shape and float((a - b).abs().max()) <= look.allowed / 100
+    first, again = ask(seed), ask(seed)
+    if not same(first, again):
+        raise BlackBoxError(f"it keeps state: a second call gives another output{hint}")
+    if not same(first, ask(seed + 1)):
+        raise BlackBoxError(f"it is random: two calls on the same tokens differ{hint}")
+    found.answer(other, mu.atoms[:1] if some is None else some)
+    if not same(first, ask(seed)):
+        raise BlackBoxError(f"it keeps state: a call changes the output of a later one{hint}")
+    return found
+
+
+def _chosen(sections: Sequence[str]) -> list[str]:
+    chosen = [sections] if isinstance(sections, str) else list(sections)
+    unknown = [name for name in chosen if name not in SECTIONS]
+    if unknown or not chosen:
+        raise ValueError(f"`sections` must be some of {', '.join(SECTIONS)}, got {chosen}.")
+    return [name for name in SECTIONS if name in chosen]
+
+
+def _checked(queries: Tensor | None, population: Population) -> Tensor | None:
+    if queries is None:
+        return None
+    check_floating("queries", queries, "(m, q)", 2)
+    if queries.ndim != 2 or not len(queries):
+        raise ValueError(f"`queries` must have shape (m, q), got {tuple(queries.shape)}.")
+    if not bool(queries.isfinite().all()):
+        raise ValueError("`queries` must be finite, got NaN or infinity.")
+    return queries.detach()
+
+
+def _devices(population: Population) -> list[torch.device]:
+    """Whose random state is to be left alone."""
+    return [population.device] if population.device.type == "cuda" else []

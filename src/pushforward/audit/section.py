@@ -1,0 +1,59 @@
+"""One part of an audit: a verdict, numbers, pictures, a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Status = Literal["good", "noted", "bad", "absent"]
+"""As it should be; worth a look; refuted; could not be looked at."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """What one part of an audit found.
+
+    Args:
+        name: which part.
+        status: how that is.
+        verdict: what was found, in a sentence.
+        lines: more of it, a sentence each.
+        numbers: all that was measured, as plain numbers, lists and dictionaries.
+        plots: pictures of it, as plain data of Plotly.
+        seed: of all that was random.
+    """
+
+    name: str
+    status: Status
+    verdict: str
+    lines: Sequence[str] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    plots: Sequence[Mapping[str, Any]] = ()
+    seed: int = 0
+
+    def figures(self) -> list[Figure]:
+        """The pictures as figures of Plotly, to show or to change."""
+        try:
+            from plotly.graph_objects import Figure
+        except ImportError as error:
+            raise ImportError("Figures need Plotly: `pip install plotly`.") from error
+        return [Figure(dict(plot)) for plot in self.plots]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the pictures, as plain data."""
+        return {
+            "name": self.name,
+            "status": self.status,
+            "verdict": self.verdict,
+            "lines": list(self.lines),
+            "numbers": dict(self.numbers),
+            "seed": self.seed,
+        }
+
+    def __str__(self) -> str:
+        head = f"[{self.status:>6}] {self.name}: {self.verdict}"
+        return "\n".join([head, *(f"           {line}" for line in self.lines)])
