@@ -20,12 +20,13 @@ def plot(title: str, x: str, y: str, traces: Sequence[Mapping[str, Any]], **layo
         traces: what is drawn.
         layout: anything else that Plotly knows, over what stands here.
     """
+    above = 48 if "updatemenus" in layout else 12
     base = {
         "title": {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "yref": "paper",
-                  "y": 1, "yanchor": "bottom", "pad": {"b": 12}},
+                  "y": 1, "yanchor": "bottom", "pad": {"b": above}},
         "xaxis": {"title": {"text": x}, "automargin": True, **layout.pop("xaxis", {})},
         "yaxis": {"title": {"text": y}, "automargin": True, **layout.pop("yaxis", {})},
-        "margin": {"l": 50, "r": 16, "t": 48, "b": 50},
+        "margin": {"l": 50, "r": 16, "t": 36 + above, "b": 50},
         "legend": {"orientation": "h", "y": -0.25},
         "font": {"size": 12},
         "colorway": [BLUE, RED, GREY, "#2f855a", "#6b46c1", "#b7791f"],
@@ -48,6 +49,11 @@ def guide(x: Sequence[float], y: Sequence[float], name: str) -> Plot:
         "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name,
         "line": style,
     }  # fmt: skip
+
+
+def ticks(values: Sequence[float]) -> Plot:
+    """A logarithmic axis, labelled at some values."""
+    return {"type": "log", "tickvals": list(values), "ticktext": [str(v) for v in values]}
 
 
 LOG = {"type": "log", "exponentformat": "power", "dtick": 1}

@@ -18,7 +18,7 @@ from ..measures import Measure
 from ..observables import clusters
 from .charts import dots, plot
 from .population import Population
-from .section import Section, Status
+from .section import Section, Status, count
 from .subjects import BoxSubject, QuerySubject, Subject, TokenSubject
 from .watch import clouds, clouds_of_map
 
@@ -60,8 +60,7 @@ def depth(
         for k, m in enumerate(table)
     ]
     columns = {name: [m[name] for m in table] for name in table[0]}
-    steps_or_none = [None if math.isnan(s) else s for s in steps]
-    numbers = {**columns, "steps": steps_or_none, "tokens": len(found[0])}
+    numbers = {**columns, "steps": steps, "tokens": len(found[0])}
     plots = [_measures_picture(columns), _paths_picture(found)]
     return Section("depth", status, verdict, lines, numbers, plots, seed)
 
@@ -109,8 +108,8 @@ def _verdict(first: dict, last: dict, layers: int) -> tuple[Status, str]:
     seen = f"{cosine}, {rank}, clusters from {first['clusters']} to {last['clusters']}"
     gathers = last["cosine"] > 0.9 and last["cosine"] > first["cosine"] + 0.1
     if gathers or last["rank"] < 0.5 * first["rank"]:
-        return "noted", f"tokens gather over {layers} layers: {seen}"
-    return "good", f"tokens stay apart over {layers} layers: {seen}"
+        return "noted", f"tokens gather over {count(layers, 'layer')}: {seen}"
+    return "good", f"tokens stay apart over {count(layers, 'layer')}: {seen}"
 
 
 def _measures_picture(columns: dict[str, list]) -> dict:
@@ -119,7 +118,8 @@ def _measures_picture(columns: dict[str, list]) -> dict:
     for name, label in (("rank", "effective rank"), ("clusters", "clusters")):
         traces.append(dots(layers, columns[name], label, yaxis="y2"))
     second = {"overlaying": "y", "side": "right", "title": {"text": "rank, clusters"},
-              "rangemode": "tozero", "showgrid": False, "automargin": True}  # fmt: skip
+              "rangemode": "tozero", "tickmode": "auto", "showgrid": False,
+              "automargin": True}  # fmt: skip
     return plot("Layer by layer", "layer", "mean cosine", traces, yaxis2=second)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from html import escape
 
-from .section import Section
+from .section import Section, plain
 
 STYLE = """
 :root { --ink: #1a202c; --soft: #4a5568; --line: #e2e8f0; --good: #2f855a; --noted: #b7791f;
@@ -39,7 +39,7 @@ li { overflow-wrap: anywhere; }
 MARKS = {"good": "holds", "noted": "worth a look", "bad": "refuted", "absent": "not seen"}
 
 DRAW = """
-const config = {responsive: true, displaylogo: false, displayModeBar: "hover"};
+const config = {responsive: true, displayModeBar: false};
 for (const node of document.querySelectorAll(".plot")) {
   const figure = JSON.parse(document.getElementById(node.id + "-data").textContent);
   Plotly.newPlot(node, figure.data, {...figure.layout, autosize: true}, config);
@@ -103,4 +103,4 @@ def _section(section: Section) -> str:
 
 def _data(plot) -> str:
     """As JSON that cannot end the script it stands in."""
-    return json.dumps(plot, allow_nan=False, default=float).replace("</", "<\\/")
+    return json.dumps(plain(plot), allow_nan=False).replace("</", "<\\/")

@@ -15,6 +15,9 @@ from ..measures import Measure
 TokenLaw = Callable[[int, torch.Generator], Any]
 """`law(n, generator)` draws `n` tokens, as a tensor `(n, d)` or a measure."""
 
+LEAST = 4
+"""Tokens that a context must have for it to be written in other ways."""
+
 TYPICAL = 32
 """Tokens of a context where a user says nothing else."""
 
@@ -51,7 +54,19 @@ class Population:
         """Tokens of a context, as many as the sets have, within reason."""
         if not self.sets:
             return TYPICAL
-        return max(4, min(TYPICAL, min(mu.n for mu in self.sets)))
+        return max(LEAST, min(TYPICAL, min(mu.merge().n for mu in self.sets)))
+
+    def context(self, generator: torch.Generator, n: int | None = None) -> Measure:
+        """A context of different tokens, of typical size or less, where there are so many."""
+        n = self.typical if n is None else min(n, self.typical)
+        if self.law is not None:
+            return self.draw(n, generator)
+        mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))].merge()
+        if mu.n < n:
+            return mu.sample(n, generator=generator)
+        chosen = torch.multinomial(mu.weights.double().cpu(), n, generator=generator)
+        chosen = chosen.to(mu.device)
+        return Measure(mu.atoms[chosen], times=None if mu.times is None else mu.times[chosen])
 
     def draw(self, n: int, generator: torch.Generator) -> Measure:
         """A context of `n` tokens of equal weight."""

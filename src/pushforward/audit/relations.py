@@ -20,10 +20,11 @@ from ..realise import rounding
 from .charts import plot
 from .depth import TOKENS
 from .population import Population
-from .section import Section
+from .section import Section, count
 from .subjects import QuerySubject, Subject, TokenSubject
 from .watch import Attentions, heads_of_map
 
+QUERIES = 8
 SHARP = 0.1
 """Heads whose entropy is below this share of the largest attend to few tokens."""
 
@@ -56,12 +57,12 @@ def relations(
     mean = {name: _mean([m[name] for m in flat]) for name in NAMES}
     few = sum(m["entropy"] < SHARP for m in flat)
     verdict = (
-        f"{len(flat)} heads in {len(layers)} layers: entropy {mean['entropy']:.2f} of the "
-        f"largest, column sums {mean['columns']:.2f} from those of a coupling, centred rank "
+        f"{count(len(flat), 'head')} in {count(len(layers), 'layer')}: entropy "
+        f"{mean['entropy']:.2f} of the largest, column sums {mean['columns']:.2f} from those of a coupling, centred rank "
         f"{mean['rank']:.1f} of at most {min(layers[0].shape[-2:])}"
     )
     if few:
-        verdict += f"; {few} heads attend to few tokens"
+        verdict += f"; {count(few, 'head')} with nearly all weight on few tokens"
     lines = [
         f"layer {k}, head {h}: entropy {m['entropy']:.2f}, columns {m['columns']:.2f}, "
         f"rank {m['rank']}" + ("" if m["self"] is None else f", itself {m['self']:.2f}")
@@ -77,12 +78,12 @@ def _heads(subject: Subject, mu: Measure, queries: Tensor | None) -> list[Tensor
     """One for every layer, `(heads, m, n)`."""
     model = subject.model
     if isinstance(model, InContextMap):
-        return [] if model.paired else heads_of_map(model, mu)
+        return heads_of_map(model, mu, None if queries is None else queries[:QUERIES])
     if not isinstance(subject, (TokenSubject, QuerySubject)):
         return []
     count = mu.n
     if isinstance(subject, QuerySubject) and queries is not None:
-        some = queries[:1].expand(2, -1)
+        some = queries[:QUERIES]
         run = lambda: subject.together(mu, some)
         count = len(some)
     elif isinstance(subject, TokenSubject):
@@ -155,7 +156,7 @@ def _matrix_picture(layers: list[Tensor]) -> dict:
                 names.append(f"layer {k}, head {h}")
                 grid = [[round(p, 5) for p in row] for row in P.double().tolist()]
                 traces.append(
-                    {"type": "heatmap", "z": grid, "colorscale": "Blues",
+                    {"type": "heatmap", "z": grid, "colorscale": "Blues", "reversescale": True,
                      "visible": not traces, "colorbar": {"thickness": 12},
                      "hovertemplate": "token %{y} to %{x}: %{z:.3g}<extra></extra>"}
                 )  # fmt: skip
@@ -168,7 +169,7 @@ def _matrix_picture(layers: list[Tensor]) -> dict:
 def _menu(names: list[str]) -> dict:
     """A menu that shows one trace at a time."""
     return {
-        "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "pad": {"b": 4},
+        "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": 4},
         "buttons": [
             {"label": name, "method": "update",
              "args": [{"visible": [k == j for j in range(len(names))]}]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,10 +51,26 @@ class Section:
             "status": self.status,
             "verdict": self.verdict,
             "lines": list(self.lines),
-            "numbers": dict(self.numbers),
+            "numbers": plain(self.numbers),
             "seed": self.seed,
         }
 
     def __str__(self) -> str:
         head = f"[{self.status:>6}] {self.name}: {self.verdict}"
         return "\n".join([head, *(f"           {line}" for line in self.lines)])
+
+
+def plain(x: Any) -> Any:
+    """As data that JSON has: what is no finite number becomes None."""
+    if isinstance(x, Mapping):
+        return {str(k): plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [plain(v) for v in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return None
+    return x
+
+
+def count(n: int, what: str) -> str:
+    """So many of something."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -75,12 +75,12 @@ def sensitivity(
         generator: of all that is random.
     """
     population = population.one()
-    mu = population.draw(population.typical, generator)
+    mu = population.context(generator)
     floor = Look.of(subject, mu, queries, generator).allowed / 100
     ask = _Ask(subject, floor)
     draw = lambda m: population.points(m, generator) if queries is None else queries[:m]
     points = draw(POINTS)
-    contexts = [population.draw(mu.n, generator) for _ in range(CONTEXTS)]
+    contexts = [population.context(generator) for _ in range(CONTEXTS)]
     replaced = _replaced(ask, contexts, points, generator)
     moved = _moved(ask, population, contexts, points, generator)
     share = _share(subject, contexts, points)
@@ -110,8 +110,7 @@ def sensitivity(
             "ratio": worst.ratio, "w1": worst.apart, "response": worst.response,
             "mu": worst.mu.atoms.tolist(), "nu": worst.nu.atoms.tolist(), "x": worst.x.tolist(),
         }  # fmt: skip
-    for name, value in (("exponent", exponent), ("error", error), ("worst_exponent", local)):
-        numbers[name] = None if math.isnan(value) else value
+    numbers |= {"exponent": exponent, "exponent_error": error, "worst_exponent": local}
     numbers["replaced"] = [{"w1": c.apart, "response": c.response} for c in replaced]
     numbers["moved"] = [{"w1": c.apart, "response": c.response} for c in moved]
     return Section(
@@ -189,7 +188,7 @@ def _steepest(
     randn = lambda *shape: torch.randn(*shape, generator=generator).to(cloud)
     best = None
     for _ in range(STARTS):
-        mu = population.draw(population.typical, generator)
+        mu = population.context(generator)
         x = population.points(1, generator)[0]
         if queries is not None:
             x = queries[int(torch.randint(len(queries), (), generator=generator))]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..characterise.continuity import line
 from ..measures import Measure
-from .charts import LOG, RED, dots, guide, plot
+from .charts import LOG, RED, dots, guide, plot, ticks
 from .population import Population
 from .section import Section, Status
 from .subjects import Subject
@@ -63,8 +63,8 @@ def size(
         rate, error = line([math.log(m) for m, _ in seen], [math.log(s) for _, s in seen])
     status, verdict = _verdict(lengths, allowed, scale, rate, error, bool(seen))
     numbers = {
-        "sizes": sizes, "spread": spreads, "drift": drifts, "rate": _number(rate),
-        "rate_error": _number(error), "output_size": scale,
+        "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate,
+        "rate_error": error, "output_size": scale,
         "length": [{"tokens": n, "deviation": d} for n, d in lengths], "length_allowed": allowed,
     }  # fmt: skip
     lines = [
@@ -84,7 +84,7 @@ def _lengths(
     most: int,
 ) -> tuple[list[tuple[int, float]], float]:
     """How outputs change when one context is written more often, and what is rounding."""
-    mu = population.draw(population.typical, generator)
+    mu = population.context(generator)
     look = Look.of(subject, mu, queries, generator)
     everyone, found = torch.arange(mu.n), []
     for k in COPIES:
@@ -128,10 +128,6 @@ def _verdict(
     )
 
 
-def _number(x: float) -> float | None:
-    return None if math.isnan(x) else x
-
-
 def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict:
     positive = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > 0]
     traces = [dots([m for m, _ in positive], [s for _, s in positive], "spread over contexts")]
@@ -141,7 +137,7 @@ def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict
         traces.append(guide([m for m, _ in positive], half, "m^-1/2"))
     return plot(
         "The same point in contexts of m tokens of one law", "tokens m", "spread of the output",
-        traces, xaxis=LOG, yaxis=LOG,
+        traces, xaxis=ticks(sizes), yaxis=LOG,
     )  # fmt: skip
 
 
@@ -155,5 +151,5 @@ def _length_picture(lengths: list[tuple[int, float]], allowed: float) -> dict:
     traces[0]["line"] = {"color": RED}
     return plot(
         "One context, written more often", "tokens", "change of outputs", traces,
-        xaxis={**LOG, "dtick": "D2"}, yaxis=LOG,
+        xaxis=ticks(tokens), yaxis=LOG,
     )  # fmt: skip

@@ -6,6 +6,7 @@ point $x$ in a context, $G(\mu,x)$. How a model is called is tried out, and said
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -357,8 +358,10 @@ def _independent(found: TokenSubject, mu: Measure, other: Measure) -> bool:
     n = min(mu.n, other.n)
     two = torch.stack([mu.atoms[:n], other.atoms[:n]])
     try:
-        alone = torch.stack([found.raw(atoms) for atoms in two])
-        both = found.batch(two)
+        with warnings.catch_warnings():  # it may not be made for this, and say so
+            warnings.simplefilter("ignore")
+            alone = torch.stack([found.raw(atoms) for atoms in two])
+            both = found.batch(two)
     except BlackBoxError:
         return False
     if both.shape != alone.shape:

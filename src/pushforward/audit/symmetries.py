@@ -51,7 +51,7 @@ def symmetries(
     """
     worst: dict[str, tuple[float, float]] = {}
     for _ in range(DRAWS):
-        mu = population.draw(population.typical, generator)
+        mu = population.context(generator)
         look = Look.of(subject, mu, queries, generator)
         for name, deviation in _tests(look, population, generator, padded).items():
             before = worst.get(name, (0.0, math.inf))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..attention import Attending
 from ..flows import Flow, flow
 from ..maps import Compose, InContextMap
 from ..measures import Measure
@@ -103,6 +104,8 @@ def layers_of(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
     lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     for number, layers in enumerate(lists):
         for layer in layers:
+            if not any(True for _ in layer.children()):
+                continue  # a linear map or an activation is no layer
             hooks.append(layer.register_forward_hook(_collector(found, number)))
     try:
         yield found
@@ -166,10 +169,14 @@ def clouds_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
     return found
 
 
-def heads_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
-    """Rows of sum one of all attention inside, `(heads, n, n)`."""
+def heads_of_map(gamma: InContextMap, mu: Measure, queries: Tensor | None) -> list[Tensor]:
+    """Rows of sum one of all attention inside, `(heads, m, n)`."""
+    if queries is None:
+        relations = gamma.relations(mu)
+    else:
+        relations = [gamma.relation(mu, Measure(queries))] if isinstance(gamma, Attending) else []
     found = []
-    for relation in gamma.relations(mu):
+    for relation in relations:
         rows = relation.conditional() if isinstance(relation, Coupling) else relation
         if isinstance(rows, Conditional):
             matrix = rows.matrix().detach()
