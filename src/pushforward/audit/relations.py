@@ -58,8 +58,8 @@ def relations(
     few = sum(m["entropy"] < SHARP for m in flat)
     verdict = (
         f"{count(len(flat), 'head')} in {count(len(layers), 'layer')}: entropy "
-        f"{mean['entropy']:.2f} of the largest, column sums {mean['columns']:.2f} from those of a coupling, centred rank "
-        f"{mean['rank']:.1f} of at most {min(layers[0].shape[-2:])}"
+        f"{mean['entropy']:.2f} of the largest, column sums {mean['columns']:.2f} from those of a "
+        f"coupling, centred rank {mean['rank']:.1f} of at most {min(layers[0].shape[-2:])}"
     )
     if few:
         verdict += f"; {count(few, 'head')} with nearly all weight on few tokens"

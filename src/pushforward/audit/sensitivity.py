@@ -32,6 +32,8 @@ HOLDER = 0.8
 MOVES = {torch.float64: (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), torch.float32: (1e-3, 1e-2, 1e-1)}
 """How far tokens are moved, in units of the spread of the data."""
 
+_UNKNOWN = (math.nan, math.nan)
+
 STEP = {torch.float64: 1e-5, torch.float32: 1e-2}
 """How far one token moves in the search for the steepest change."""
 
@@ -93,8 +95,8 @@ def sensitivity(
     if len({round(math.log(c.apart), 1) for c in small}) >= 3:
         logs = [(math.log(c.apart), math.log(c.response)) for c in small]
         exponent, error = line(*zip(*logs, strict=True))
-    local = _local_exponent(ask, worst) if worst is not None and worst.ratio > 0 else math.nan
-    status, verdict = _verdict(share, exponent, error, local, worst)
+    local = _local_exponent(ask, worst) if worst is not None and worst.ratio > 0 else _UNKNOWN
+    status, verdict = _verdict((exponent, error), local, worst)
     lines = [
         f"{share:.0%} of the variance of outputs comes from the other tokens, the rest from the "
         "token itself"
@@ -110,7 +112,7 @@ def sensitivity(
             "ratio": worst.ratio, "w1": worst.apart, "response": worst.response,
             "mu": worst.mu.atoms.tolist(), "nu": worst.nu.atoms.tolist(), "x": worst.x.tolist(),
         }  # fmt: skip
-    numbers |= {"exponent": exponent, "exponent_error": error, "worst_exponent": local}
+    numbers |= {"exponent": exponent, "exponent_error": error, "worst_exponent": local[0]}
     numbers["replaced"] = [{"w1": c.apart, "response": c.response} for c in replaced]
     numbers["moved"] = [{"w1": c.apart, "response": c.response} for c in moved]
     return Section(
@@ -218,8 +220,8 @@ def _pushed(mu: Measure, j: int, step: Tensor) -> Measure:
     return mu.moved(atoms)
 
 
-def _local_exponent(ask: _Ask, worst: Change) -> float:
-    """How the response falls as the steepest pair comes together."""
+def _local_exponent(ask: _Ask, worst: Change) -> tuple[float, float]:
+    """How the response falls as the steepest pair comes together, and its standard error."""
     logs = []
     for k in range(6):
         share = 2.0**-k
@@ -227,20 +229,21 @@ def _local_exponent(ask: _Ask, worst: Change) -> float:
         change = ask.change(worst.mu, worst.mu.moved(atoms), worst.x)
         if change.response > 0 and change.apart > 0:
             logs.append((math.log(change.apart), math.log(change.response)))
-    return line(*zip(*logs, strict=True))[0] if len(logs) >= 3 else math.nan
+    return line(*zip(*logs, strict=True)) if len(logs) >= 3 else _UNKNOWN
 
 
 def _verdict(
-    share: float, exponent: float, error: float, local: float, worst: Change | None
+    overall: tuple[float, float], local: tuple[float, float], worst: Change | None
 ) -> tuple[Status, str]:
     if worst is None or worst.ratio == 0:
         return "good", "a token's output does not respond to the other tokens"
-    small = [e for e in (exponent, local) if not math.isnan(e)]
-    if small and min(small) < HOLDER:
+    small = [e for e, error in (overall, local) if e + 2 * error < HOLDER]
+    if small:
         return "noted", (
             f"responds to changes of the context like their distance to the power "
             f"{min(small):.2f}: small changes have large effects"
         )
+    exponent, error = overall
     power = "" if math.isnan(exponent) else (
         f"in proportion to the change of the context (exponent {exponent:.2f}, standard error "
         f"{error:.2f}), "
