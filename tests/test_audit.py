@@ -496,7 +496,8 @@ def test_the_page_in_a_browser(page, width, tmp_path):
         address = f"http://127.0.0.1:{server.server_port}/frame{width}.html"
         done = subprocess.run(
             [chromium, "--headless=new", "--no-sandbox", "--disable-gpu",
-             "--enable-logging=stderr", "--disable-background-networking", "--no-first-run", "--window-size=1400,1000",
+             "--enable-logging=stderr", "--disable-background-networking",
+             "--no-first-run", "--window-size=1400,1000",
              f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", "--dump-dom", address],
             capture_output=True, text=True, timeout=180,
         )  # fmt: skip

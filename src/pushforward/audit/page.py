@@ -73,7 +73,7 @@ def page(
         f'<a href="#{s.name}"><span class="mark {s.status}">&nbsp;</span> {escape(s.name)}</a>'
         for s in sections
     )
-    mark = {"good": "nothing refuted", "bad": "refuted", "absent": "not audited"}[kind]
+    mark = {"good": "passed", "bad": "refuted", "absent": "not audited"}[kind]
     body = "".join(_section(s) for s in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
