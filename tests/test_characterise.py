@@ -1,6 +1,8 @@
 """The zoo, its closed forms, and the verdicts it is owed."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -249,3 +251,9 @@ def test_the_zoo_gets_its_verdicts(n):
 @pytest.mark.parametrize("n", [6, 30])
 def test_the_zoo_gets_its_verdicts_with_every_seed(n):
     assert not verdicts(n, range(20))
+
+
+def test_the_page_of_the_zoo_is_the_zoo():
+    page = (Path(__file__).parents[1] / "docs" / "zoo.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ", page, re.M)[1:]
+    assert rows == [(s.name, s.verdict) for s in zoo.specimens()]

@@ -11,7 +11,7 @@ from . import (
 )
 from .affinities import Affinity as Affinity, Dot as Dot, SquaredDistance as SquaredDistance
 from .attention import Attention as Attention, Causal as Causal
-from .audit import Audit as Audit, audit as audit
+from .audit import Audit as Audit, Section as Section, audit as audit
 from .characterise import Characterisation as Characterisation, characterise as characterise
 from .distances import (
     energy_distance as energy_distance,
