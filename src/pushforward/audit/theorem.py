@@ -34,7 +34,7 @@ CONTEXTS = 2
 MOST_TOKENS = 512
 """Into which a context is written out, so that one more token has a small mass."""
 
-LIGHT = Effort(starts=24, fresh=8, kept=4, rounds=1, tries=6)
+LIGHT = Effort(starts=24, fresh=8, kept=4, rounds=1, tries=3)
 
 LISTS = {
     torch.float64: Precision(

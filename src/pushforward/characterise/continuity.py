@@ -162,9 +162,7 @@ def _zoom(
                 one = place.with_eta(eta)
                 herds[size] = herds[size].joined(one) if size in herds else one
         before, h = h, max(h / RATIO, end)
-        herds = {
-            k: search.improve(search.cut(v, before, h), h, rounds=1) for k, v in herds.items()
-        }
+        herds = {k: search.refine(search.cut(v, before, h), h) for k, v in herds.items()}
         trail.append({})
         search.tick()
         for eta in etas:

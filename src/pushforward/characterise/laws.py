@@ -117,7 +117,7 @@ def wrong_for_measures(
         jitter = max(float(wasserstein(out, called(f, nudged))) for nudged in moves)
         size = 1 + float(out.atoms.abs().max()) + float(mu.atoms.abs().max())
         allowed = 1e3 * (jitter + unit * size)
-        order = torch.randperm(mu.n, generator=generator)
+        order = torch.randperm(mu.n, generator=generator).to(mu.device)
         for name, other in (
             ("permuting its atoms", Measure.unchecked(mu.atoms[order], mu.log_weights[order])),
             ("splitting its atoms in halves", mu.split(2)),
@@ -157,4 +157,4 @@ def _generic(mu: Measure, generator: torch.Generator) -> Measure:
     mu = mu.merge()
     some = torch.randperm(mu.n, generator=generator)[:ATOMS]
     weights = torch.rand(len(some), generator=generator, dtype=torch.float64) + 0.2
-    return Measure(mu.atoms[some], weights=(weights / weights.sum()).to(mu.dtype))
+    return Measure(mu.atoms[some.to(mu.device)], weights=(weights / weights.sum()).to(mu.atoms))

@@ -22,6 +22,8 @@ Law = Callable[[torch.Generator], Measure]
 """How to draw a measure of the kind a user cares about."""
 
 RATIO = math.sqrt(10)
+NEAR = 10
+"""How much longer or shorter than the distance a move of a closer look is."""
 SUBCLOUDS = (1, 2, 4)
 TILES = 4
 """Parts of a segment that is cut to the next scale: they cover it."""
@@ -36,15 +38,18 @@ class Effort:
         fresh: new ones of the next three.
         kept: how many go on.
         rounds: of improvement at every scale.
-        tries: variants of a candidate that are tried at a time; half as many where each is a call
-            of its own.
+        tries: variants of a candidate that are tried at a time.
     """
 
     starts: int = 96
     fresh: int = 32
-    kept: int = 16
+    kept: int = 32
     rounds: int = 3
     tries: int = 8
+
+
+ONE_BY_ONE = Effort(starts=64, fresh=16, kept=8, rounds=2, tries=4)
+"""Where every candidate is a call of its own."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Search:
         box: where they lie.
         generator: of all that is random.
         tick: told after every scale.
-        effort: how hard to look.
+        effort: how hard to look; less by default where every candidate is a call of its own.
     """
 
     def __init__(
@@ -169,11 +174,12 @@ class Search:
         box: Box,
         generator: torch.Generator,
         tick: Ticker,
-        effort: Effort = Effort(),  # noqa: B008
+        effort: Effort | None = None,
     ):
         self.caller, self.law, self.box, self.generator = caller, law, box, generator
-        self.tick, self.effort = tick, effort
-        self.tries = effort.tries if caller.batched else effort.tries // 2
+        self.tick = tick
+        self.effort = effort or (Effort() if caller.batched else ONE_BY_ONE)
+        self.tries = self.effort.tries
 
     def gaps(self, herd: Herd, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
@@ -229,11 +235,15 @@ class Search:
 
     def select(self, herds: list[Herd]) -> list[Herd]:
         """The best of all, with two of every size."""
-        gaps = torch.cat([herd.gap for herd in herds])
+        sizes: dict[int, Herd] = {}
+        for herd in herds:
+            m = herd.atoms.shape[1]
+            sizes[m] = sizes[m].joined(herd) if m in sizes else herd
+        gaps = torch.cat([herd.gap for herd in sizes.values()])
         most = self.effort.kept
         least = gaps.sort(descending=True).values[min(most, len(gaps)) - 1]
         kept = []
-        for herd in herds:
+        for herd in sizes.values():
             order = herd.gap.argsort(descending=True)
             count = max(2, int((herd.gap >= least).sum()))
             kept.append(herd.pick(order[: min(count, most)]))
@@ -246,12 +256,20 @@ class Search:
         parts.x = parts.x + shift.repeat_interleave(len(herd.x))[:, None] * parts.u
         return self._best(parts, TILES, h)
 
-    def improve(self, herd: Herd, h: float, rounds: int | None = None) -> Herd:
-        """Random moves always, along gradients where there are any."""
-        for _ in range(self.effort.rounds if rounds is None else rounds):
-            herd = herd.better(self._best(self._moved(herd, h), self.tries, h))
-            if self.caller.differentiable:
-                herd = herd.better(self._ascended(herd, h))
+    def improve(self, herd: Herd, h: float) -> Herd:
+        """Random moves always, along gradients where there are any, up to the size of the box."""
+        for _ in range(self.effort.rounds):
+            herd = self._improved(herd, h, (h, self.box.size))
+        return herd
+
+    def refine(self, herd: Herd, h: float) -> Herd:
+        """The same once, with moves of about the distance itself."""
+        return self._improved(herd, h, (h / NEAR, min(NEAR * h, self.box.size)))
+
+    def _improved(self, herd: Herd, h: float, steps: tuple[float, float]) -> Herd:
+        herd = herd.better(self._best(self._moved(herd, h, steps), self.tries, h))
+        if self.caller.differentiable:
+            herd = herd.better(self._ascended(herd, h, steps))
         return herd
 
     def _best(self, many: Herd, copies: int, h: float) -> Herd:
@@ -261,15 +279,16 @@ class Search:
         winner = many.gap.reshape(copies, count).argmax(0)
         return many.pick(winner * count + torch.arange(count, device=winner.device))
 
-    def _sizes(self, herd: Herd, h: float) -> Tensor:
-        """Steps of all sizes from the distance itself to the box, one for each variant."""
+    def _sizes(self, herd: Herd, steps: tuple[float, float]) -> Tensor:
+        """Steps of all sizes between two, one for each variant."""
         share = (torch.arange(self.tries).to(herd.x) + self._rand(1)) / self.tries
-        sizes = self.box.size * torch.exp(share * math.log(h / self.box.size))
+        least, most = steps
+        sizes = most * torch.exp(share * math.log(least / most))
         return sizes.repeat_interleave(len(herd.x))[:, None]
 
-    def _moved(self, herd: Herd, h: float) -> Herd:
+    def _moved(self, herd: Herd, h: float, steps: tuple[float, float]) -> Herd:
         """Random steps in all that may move."""
-        size, many = self._sizes(herd, h), herd.repeated(self.tries)
+        size, many = self._sizes(herd, steps), herd.repeated(self.tries)
         moves = self._rand(len(many.x), 1, 1) < 0.5
         shaken = self.box.clamp(many.atoms + size[..., None] * self._randn(*many.atoms.shape))
         many.atoms = torch.where(moves, shaken, many.atoms)
@@ -279,7 +298,7 @@ class Search:
         many.u = turned / turned.norm(dim=-1, keepdim=True)
         return many
 
-    def _ascended(self, herd: Herd, h: float) -> Herd:
+    def _ascended(self, herd: Herd, h: float, steps: tuple[float, float]) -> Herd:
         """The best of several steps along the gradient of the gap."""
         atoms, x, u = (t.detach().clone().requires_grad_() for t in (herd.atoms, herd.x, herd.u))
         free = replace(herd, atoms=atoms, x=x, u=u)
@@ -294,7 +313,7 @@ class Search:
             torch.zeros_like(t) if s is None else _unit(s)
             for t, s in zip((atoms, x, u), slopes, strict=True)
         ]
-        size, many = self._sizes(herd, h), herd.repeated(self.tries)
+        size, many = self._sizes(herd, steps), herd.repeated(self.tries)
         again = lambda t: torch.cat([t.detach()] * self.tries)
         many.atoms = self.box.clamp(many.atoms + size[..., None] * again(up[0]))
         many.x = self.box.clamp(many.x + size * again(up[1]))
