@@ -85,10 +85,10 @@ def _climb(f: MeasureMap, mu: Measure, box: Box, generator: torch.Generator) -> 
         mu.atoms, mu.log_weights, int(torch.randint(mu.n, (), generator=generator)),
         _direction(mu, generator),
     )  # fmt: skip
-    best = _ratio(f, state, unit)
+    best = _ratio(f, state, box, unit)
     for k in range(ROUNDS):
         other = state.moved(box, generator, 10.0 ** (-1 - 2 * k / ROUNDS))
-        pair = _ratio(f, other, unit)
+        pair = _ratio(f, other, box, unit)
         if pair is not None and (best is None or pair.ratio > best.ratio):
             best, state = pair, other
     return best
@@ -120,10 +120,10 @@ def _direction(mu: Measure, generator: torch.Generator) -> Tensor:
     return u / u.norm()
 
 
-def _ratio(f: MeasureMap, state: _State, step: float) -> Pair | None:
+def _ratio(f: MeasureMap, state: _State, box: Box, step: float) -> Pair | None:
     """Of a measure and the one with an atom moved."""
     atoms = state.atoms.clone()
-    atoms[state.which] += step * state.u
+    atoms[state.which] = box.clamp(atoms[state.which] + step * state.u)
     return quotient(f, *(Measure.unchecked(a, state.logs) for a in (state.atoms, atoms)))
 
 

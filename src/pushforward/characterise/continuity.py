@@ -171,7 +171,8 @@ def _zoom(
             gap = trail[-1][eta] = float(top.gap)
             if gap > 4 * noise and gap / h > best.get(eta, (0.0,))[0]:
                 best[eta] = gap / h, (top, h)
-    open_gaps = [t > 16 * noise and t > 0.5 * trail[-3][eta] for eta, t in trail[-1].items()]
+    before_last = trail[max(-3, -len(trail))]
+    open_gaps = [t > 16 * noise and t > 0.5 * before_last[eta] for eta, t in trail[-1].items()]
     places = [place for _, place in best.values()] or [(scales[-1].best, scales[-1].h)]
     return places, sum(open_gaps) > len(etas) / 2
 

@@ -7,14 +7,16 @@ of its derivative is uniformly continuous. Both can be refuted from outside, nei
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 
 from .._checks import check_sizes
 from .._progress import bar
-from ..manifolds import Euclidean
+from ..manifolds import Euclidean, Manifold
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..recovery.black_box import BlackBoxError, as_measure_map, guarded, with_probe
@@ -130,7 +132,8 @@ def characterise(
     """
     check_sizes(dim=dim)
     generator = torch.Generator().manual_seed(seed)
-    call = guarded(as_measure_map(f))
+    f, law = _widened(f, law, dim)
+    call = guarded(_embedded(as_measure_map(f), manifold_of(f)))
     with torch.no_grad(), bar("characterise", TICKS, progress) as tick:
         reason = insane(call, law, generator, dim)
         if reason is not None:
@@ -149,7 +152,7 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
     if witness is not None:
         return Characterisation(SPLITS, witness, None, deviation, residual, seed=seed)
     draws = [draw(law, generator, dim) for _ in range(8)]
-    box = _box(draws)
+    box = _box(draws, manifold_of(f))
     if not box.size > 0:
         return Characterisation(
             f"{UNKNOWN}: all draws of the law are one point", None, None, deviation, residual,
@@ -164,23 +167,69 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
     pair = max((p for p in pairs if p is not None), key=lambda p: p.ratio, default=None)
     constant = Constant(0.0 if pair is None else pair.ratio, upper, box.radius, pair)
     refuted = found.refuted and math.isinf(upper)
+    if refuted and draws[0].dtype != torch.float64:
+        name = str(draws[0].dtype).removeprefix("torch.")
+        return Characterisation(
+            f"{UNKNOWN}: it jumps, or is steeper than {found.slope:.2g}, and {name} cannot tell; "
+            "give it float64",
+            _jump(found), constant, deviation, residual, found, seed,
+        )  # fmt: skip
     return Characterisation(
         DISCONTINUOUS if refuted else IN_CONTEXT, _jump(found) if refuted else None, constant,
         deviation, residual, found, seed,
     )  # fmt: skip
 
 
-def _box(draws: list[Measure]) -> Box:
-    """The smallest box around some draws."""
+def _box(draws: list[Measure], manifold: Manifold) -> Box:
+    """The smallest box around some draws, on the manifold if they are."""
     points = torch.cat([mu.atoms for mu in draws])
-    return Box(points.amin(0), points.amax(0))
+    near = 1e3 * torch.finfo(points.dtype).eps * (1 + points.abs().max())
+    if not bool((manifold.retract(points) - points).abs().max() <= near):
+        manifold = Euclidean()
+    return Box(points.amin(0), points.amax(0), manifold)
+
+
+def manifold_of(f: object) -> Manifold:
+    """Where the points of an in-context map live, that of a field inside it included."""
+    parts = [m for m in f.modules() if isinstance(m, InContextMap)] if _is_map(f) else []
+    curved = [m.manifold for m in parts if m.manifold != Euclidean()]
+    return curved[0] if curved else Euclidean()
+
+
+def _embedded(f: MeasureMap, manifold: Manifold) -> MeasureMap:
+    """Images where near and far are what they are on the manifold: angles do not jump."""
+    if manifold == Euclidean():
+        return f
+
+    def embedded(mu: Measure) -> Measure:
+        out = f(mu)
+        return out.moved(manifold.embed(out.atoms))
+
+    return embedded
+
+
+def _is_map(f: object) -> TypeGuard[InContextMap]:
+    return isinstance(f, InContextMap)
+
+
+def _widened(f: MeasureMap | InContextMap, law: Law, dim: int) -> tuple:
+    """An in-context map of float32 as the same formula in float64, which resolves more."""
+    mu = draw(law, torch.Generator().manual_seed(0), dim)
+    if not isinstance(f, InContextMap) or mu.dtype == torch.float64:
+        return f, law
+    try:
+        wide = copy.deepcopy(f).double()
+        with torch.no_grad():
+            wide.push(mu.to(torch.float64))
+    except Exception:  # it is not made for that: look at it as it is
+        return f, law
+    return wide, lambda generator: law(generator).to(torch.float64)
 
 
 def _certified(f: object, radius: float) -> float:
     if not isinstance(f, InContextMap):
         return math.inf
-    parts = [m for m in f.modules() if isinstance(m, InContextMap)]
-    if any(m.manifold != Euclidean() for m in parts):  # those hold on the manifold only
+    if manifold_of(f) != Euclidean():  # those hold on the manifold only
         return math.inf
     try:
         return f.lipschitz(radius).measure

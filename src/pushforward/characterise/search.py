@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..manifolds import Euclidean, Manifold
 from ..measures import Measure
 from .calls import Caller
 
@@ -48,16 +49,23 @@ class Effort:
     tries: int = 8
 
 
-ONE_BY_ONE = Effort(starts=64, fresh=16, kept=8, rounds=2, tries=4)
+ONE_BY_ONE = Effort(starts=96, fresh=32, kept=8, rounds=2, tries=4)
 """Where every candidate is a call of its own."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """Where the draws of a law lie."""
+    """Where the draws of a law lie.
+
+    Args:
+        low: its lowest corner.
+        high: its highest.
+        manifold: on which they lie.
+    """
 
     low: Tensor
     high: Tensor
+    manifold: Manifold = Euclidean()
 
     @property
     def size(self) -> float:
@@ -70,7 +78,9 @@ class Box:
         return float(torch.maximum(self.low.abs(), self.high.abs()).norm())
 
     def clamp(self, x: Tensor) -> Tensor:
-        """The nearest points of the box."""
+        """The nearest points of the box; of the manifold, where that is the bound."""
+        if self.manifold != Euclidean():
+            return self.manifold.retract(x)
         return torch.maximum(torch.minimum(x, self.high), self.low)
 
 
@@ -184,7 +194,7 @@ class Search:
     def gaps(self, herd: Herd, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
         twice = lambda t: torch.cat([t, t])
-        ends = torch.cat([herd.x, herd.x + h * herd.u])
+        ends = torch.cat([herd.x, self.box.clamp(herd.x + h * herd.u)])
         y = self.caller.images(twice(herd.atoms), twice(herd.logs), ends, twice(herd.eta))
         a, b = y.chunk(2)
         return (a - b).norm(dim=-1).nan_to_num(0, 0, 0)
@@ -253,7 +263,7 @@ class Search:
         """The best part of each segment, which cannot be much flatter than the whole."""
         shift = (before - h) * torch.arange(TILES).to(herd.x) / (TILES - 1)
         parts = herd.repeated(TILES)
-        parts.x = parts.x + shift.repeat_interleave(len(herd.x))[:, None] * parts.u
+        parts.x = self.box.clamp(parts.x + shift.repeat_interleave(len(herd.x))[:, None] * parts.u)
         return self._best(parts, TILES, h)
 
     def improve(self, herd: Herd, h: float) -> Herd:
@@ -306,7 +316,7 @@ class Search:
             with torch.enable_grad():
                 total = self.gaps(free, h).sum()
                 slopes = torch.autograd.grad(total, (atoms, x, u), allow_unused=True)
-        except RuntimeError:
+        except Exception:  # whatever a backward of somebody's own raises
             self.caller.differentiable = False
             return herd
         up = [
