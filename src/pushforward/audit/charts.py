@@ -56,5 +56,5 @@ def ticks(values: Sequence[float]) -> Plot:
     return {"type": "log", "tickvals": list(values), "ticktext": [str(v) for v in values]}
 
 
-LOG = {"type": "log", "exponentformat": "power", "dtick": 1}
+LOG = {"type": "log", "exponentformat": "power"}
 """An axis of powers of ten."""

@@ -43,7 +43,7 @@ def depth(
         generator: of all that is random.
     """
     seed = generator.initial_seed()
-    mu = population.one().draw(TOKENS, generator)
+    mu = population.one().context(generator, TOKENS)
     found = _clouds(subject, mu, queries)
     if len(found) < 2:
         why = "no repeated layers are to be seen in it"
@@ -55,7 +55,8 @@ def depth(
     ]
     status, verdict = _verdict(table[0], table[-1], len(found) - 1)
     lines = [
-        f"layer {k}: mean cosine {m['cosine']:.3f}, effective rank {m['rank']:.1f}, "
+        f"{f'after layer {k}' if k else 'before'}: mean cosine {m['cosine']:.3f}, effective rank "
+        f"{m['rank']:.1f}, "
         f"{m['clusters']} clusters, energy {m['energy']:.3f}"
         for k, m in enumerate(table)
     ]
@@ -75,13 +76,9 @@ def _clouds(subject: Subject, mu: Measure, queries: Tensor | None) -> list[Tenso
         return []
     if isinstance(subject, QuerySubject) and queries is not None:
         some = queries[:1]
-        both = clouds(model, lambda: subject.together(mu, some), mu.n + 1)
-        return both or clouds(model, lambda: subject.together(mu, some), mu.n)
+        return clouds(model, lambda: subject.together(mu, some), (mu.n, mu.n + 1))
     assert isinstance(subject, TokenSubject)
-    found = clouds(model, lambda: subject.raw(mu.atoms), mu.n)
-    if found and found[0].shape == mu.atoms.shape:
-        found = [mu.atoms, *found]
-    return found
+    return clouds(model, lambda: subject.raw(mu.atoms), (mu.n,))
 
 
 def _measured(x: Tensor) -> dict[str, float]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_floating
+from ..characterise.search import Box
 from ..measures import Measure
 
 TokenLaw = Callable[[int, torch.Generator], Any]
@@ -26,7 +27,7 @@ class Population:
     r"""A law of contexts: sets of tokens, each an empirical measure to draw from.
 
     A context of $n$ tokens is $n$ independent draws from one of the sets, with replacement: draws
-    from the empirical measure itself, whatever its size.
+    from the empirical measure itself, whatever its size. Weights become frequencies.
 
     Args:
         data: one set `(n, d)`, several (a list, or a tensor `(b, n, d)`), a measure, or a function
@@ -51,19 +52,20 @@ class Population:
 
     @property
     def typical(self) -> int:
-        """Tokens of a context, as many as the sets have, within reason."""
+        """Tokens of a context: at most half of those that sets have, so that contexts differ."""
         if not self.sets:
             return TYPICAL
-        return max(LEAST, min(TYPICAL, min(mu.merge().n for mu in self.sets)))
+        return max(LEAST, min(TYPICAL, min(mu.merge().n for mu in self.sets) // 2))
 
     def context(self, generator: torch.Generator, n: int | None = None) -> Measure:
-        """A context of different tokens, of typical size or less, where there are so many."""
-        n = self.typical if n is None else min(n, self.typical)
+        """A context of different tokens; of fewer than `n` where there are not so many."""
+        n = self.typical if n is None else n
         if self.law is not None:
             return self.draw(n, generator)
         mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))].merge()
-        if mu.n < n:
-            return mu.sample(n, generator=generator)
+        if mu.n < LEAST:
+            return mu.sample(LEAST, generator=generator)
+        n = min(n, mu.n)
         chosen = torch.multinomial(mu.weights.double().cpu(), n, generator=generator)
         chosen = chosen.to(mu.device)
         return Measure(mu.atoms[chosen], times=None if mu.times is None else mu.times[chosen])
@@ -74,7 +76,8 @@ class Population:
             mu = _as_measure(self.law(n, generator))
             if mu.n != n:
                 raise ValueError(f"`data(n, generator)` must draw n = {n} tokens, got {mu.n}.")
-            return mu
+            same = bool((mu.log_weights == mu.log_weights[0]).all())
+            return mu if same else mu.sample(n, generator=generator)
         which = int(torch.randint(len(self.sets), (), generator=generator))
         return self.sets[which].sample(n, generator=generator)
 
@@ -85,6 +88,11 @@ class Population:
     def points(self, m: int, generator: torch.Generator) -> Tensor:
         """Some points, `(m, d)`."""
         return self.draw(m, generator).atoms
+
+    def box(self, generator: torch.Generator) -> Box:
+        """Around some points."""
+        points = self.points(256, generator)
+        return Box(points.amin(0), points.amax(0))
 
     def describe(self) -> str:
         """What it is, in words."""

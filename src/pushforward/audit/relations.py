@@ -22,9 +22,11 @@ from .depth import TOKENS
 from .population import Population
 from .section import Section, count
 from .subjects import QuerySubject, Subject, TokenSubject
+from .symmetries import chosen
 from .watch import Attentions, heads_of_map
 
-QUERIES = 8
+QUERIES = 40
+SHOWN = 48
 SHARP = 0.1
 """Heads whose entropy is below this share of the largest attend to few tokens."""
 
@@ -48,8 +50,13 @@ def relations(
         generator: of all that is random.
     """
     seed = generator.initial_seed()
-    mu = population.one().draw(TOKENS, generator)
+    population = population.one()
+    mu = population.context(generator, TOKENS)
     layers = _heads(subject, mu, queries)
+    # an axis that only happens to be as long as there are tokens does not follow their number
+    fewer = chosen(mu, torch.arange(mu.n - max(1, mu.n // 8)))
+    if len(layers) != len(_heads(subject, fewer, queries)):
+        layers = []
     if not layers:
         return Section("relations", "absent", "no attention is to be seen in it", seed=seed)
     table = [[_measured(P) for P in heads] for heads in layers]
@@ -59,13 +66,16 @@ def relations(
     verdict = (
         f"{count(len(flat), 'head')} in {count(len(layers), 'layer')}: entropy "
         f"{mean['entropy']:.2f} of the largest, column sums {mean['columns']:.2f} from those of a "
-        f"coupling, centred rank {mean['rank']:.1f} of at most {min(layers[0].shape[-2:])}"
+        "coupling"
     )
+    if not math.isnan(mean["rank"]):
+        verdict += f", centred rank {mean['rank']:.1f}"
     if few:
         verdict += f"; {count(few, 'head')} with nearly all weight on few tokens"
     lines = [
-        f"layer {k}, head {h}: entropy {m['entropy']:.2f}, columns {m['columns']:.2f}, "
-        f"rank {m['rank']}" + ("" if m["self"] is None else f", itself {m['self']:.2f}")
+        f"layer {k + 1}, head {h + 1}: entropy {m['entropy']:.2f}, columns {m['columns']:.2f}, "
+        f"rank {'unknown' if m['rank'] is None else m['rank']}"
+        + ("" if m["self"] is None else f", itself {m['self']:.2f}")
         for k, row in enumerate(table)
         for h, m in enumerate(row)
     ]
@@ -81,15 +91,17 @@ def _heads(subject: Subject, mu: Measure, queries: Tensor | None) -> list[Tensor
         return heads_of_map(model, mu, None if queries is None else queries[:QUERIES])
     if not isinstance(subject, (TokenSubject, QuerySubject)):
         return []
-    count = mu.n
-    if isinstance(subject, QuerySubject) and queries is not None:
-        some = queries[:QUERIES]
+    n = mu.n
+    choices: list[list[tuple[int, int]]] = [[(n, n)]]
+    if isinstance(subject, QuerySubject):
+        some = mu.atoms if queries is None else queries[:QUERIES]
+        m = len(some)
+        choices += [[(n + m, n), (n + m, n + m)], [(m, n)]]
         run = lambda: subject.together(mu, some)
-        count = len(some)
-    elif isinstance(subject, TokenSubject):
+    else:
         run = lambda: subject.raw(mu.atoms)
-    for m, n in ((count, mu.n), (mu.n, mu.n), (mu.n + count, mu.n), (mu.n + count,) * 2):
-        with torch.no_grad(), Attentions(n, m) as seen:
+    for shapes in choices:
+        with torch.no_grad(), Attentions(*shapes) as seen:
             run()
         if seen.found:
             return seen.found
@@ -111,7 +123,11 @@ def _measured(P: Tensor) -> dict:
 
 
 def _rank(P: Tensor) -> int | None:
-    """Of the logarithm with rows centred; None where some pairs are not related at all."""
+    """Of the logarithm with rows centred; None where some pairs are not related at all.
+
+    Keys that nobody attends to are left out.
+    """
+    P = P[:, (P > 0).any(0)]
     if not bool((P > 0).all()):
         return None
     logs = P.double().log()
@@ -135,8 +151,8 @@ def _table_picture(table: list[list[dict]]) -> dict:
     }
     traces = [
         {"type": "heatmap", "z": grid, "colorscale": "Viridis", "visible": k == 0,
-         "x": [f"head {h}" for h in range(widest)],
-         "y": [f"layer {i}" for i in range(len(table))],
+         "x": [f"head {h + 1}" for h in range(widest)],
+         "y": [f"layer {i + 1}" for i in range(len(table))],
          "hovertemplate": "%{y}, %{x}: %{z:.3g}<extra></extra>", "colorbar": {"thickness": 12}}
         for k, grid in enumerate(grids.values())
     ]  # fmt: skip
@@ -150,18 +166,20 @@ def _matrix_picture(layers: list[Tensor]) -> dict:
     """The matrices of the first heads of all layers, one at a time."""
     names: list[str] = []
     traces: list[dict] = []
+    total = sum(len(heads) for heads in layers)
     for k, heads in enumerate(layers):
         for h, P in enumerate(heads):
-            if len(traces) < 48:
-                names.append(f"layer {k}, head {h}")
-                grid = [[round(p, 5) for p in row] for row in P.double().tolist()]
+            if len(traces) < SHOWN:
+                names.append(f"layer {k + 1}, head {h + 1}")
+                grid = [[round(p, 4) for p in row] for row in P.double().tolist()]
                 traces.append(
                     {"type": "heatmap", "z": grid, "colorscale": "Blues", "reversescale": True,
                      "visible": not traces, "colorbar": {"thickness": 12},
                      "hovertemplate": "token %{y} to %{x}: %{z:.3g}<extra></extra>"}
                 )  # fmt: skip
+    title = "Who attends to whom" + (f" (the first {SHOWN} heads)" if total > SHOWN else "")
     return plot(
-        "Who attends to whom", "key", "query", traces, yaxis={"autorange": "reversed"},
+        title, "key", "query", traces, yaxis={"autorange": "reversed"},
         updatemenus=[_menu(names)],
     )  # fmt: skip
 

@@ -22,11 +22,16 @@ from .relations import relations
 from .section import Section, Status
 from .sensitivity import sensitivity
 from .size import size
-from .subjects import BoxSubject, Subject, subject
+from .subjects import BoxSubject, Subject, Unrecovered, subject
 from .symmetries import symmetries
 from .theorem import theorem
 
 SECTIONS = ("symmetries", "size", "theorem", "sensitivity", "depth", "relations")
+
+LEAST_TOKENS = 32
+
+PER_SECTION = 10
+"""Steps of a section on the bar."""
 
 Padded = Callable[[Tensor, Tensor], Tensor]
 """The model on tokens `(n, d)` of which some are padding; a mask says which are real."""
@@ -123,6 +128,7 @@ def audit(
     *,
     queries: Tensor | None = None,
     sections: Sequence[str] = SECTIONS,
+    name: str | None = None,
     batched: bool | None = None,
     padded: Padded | None = None,
     tokens: int = 256,
@@ -149,11 +155,12 @@ def audit(
             `law(n, generator)`. Contexts are drawn from it with replacement.
         queries: points `(m, q)` to ask at, for `model(context, queries)`.
         sections: which parts, such as the symmetries alone in a continuous integration.
+        name: of the model, for the report.
         batched: whether the model wants an axis for sets; by default it is tried without, then
             with it, the other way round if `data` is `(b, n, d)`.
         padded: `padded(tokens, real)`, the model on tokens of which some are padding. PyTorch's
             encoders need none.
-        tokens: of the largest context.
+        tokens: of the largest context, at least 32; a model may not take more.
         seed: of all that is random.
         progress: whether to show a bar; by default at a terminal, for what takes over a second.
 
@@ -164,26 +171,45 @@ def audit(
         ('nothing refuted', 0)
     """
     check_sizes(tokens=tokens)
-    chosen = _chosen(sections)
+    if tokens < LEAST_TOKENS:
+        raise ValueError(f"`tokens` must be at least {LEAST_TOKENS} to see a rate, got {tokens}.")
+    chosen, seed = _chosen(sections), int(seed)
     population = Population(data)
     queries = _checked(queries, population)
-    if batched is None and population.batched:
-        batched = True
-    name = type(model).__name__
-    if not hasattr(type(model), "forward") and hasattr(model, "__name__"):
-        name = model.__name__
-    with torch.random.fork_rng(_devices(population)), bar("audit", len(chosen), progress) as tick:
+    forms = (population.batched, not population.batched) if batched is None else (batched,)
+    name = name or _name(model)
+    data_said, total = population.describe(), PER_SECTION * len(chosen)
+    with torch.random.fork_rng(_devices(population)), bar("audit", total, progress) as tell:
         torch.manual_seed(seed)
         try:
             with torch.no_grad():
-                asked = _subject(model, population, queries, batched, seed)
+                asked = _subject(model, population, queries, forms, seed)
         except BlackBoxError as error:
-            return Audit(name, "", population.describe(), seed, (), str(error))
+            return Audit(name, "", data_said, seed, (), str(error))
         found = []
-        for done, part in enumerate(chosen):
-            found.append(_section(part, asked, population, queries, seed, padded, tokens))
-            tick(done + 1)
-    return Audit(name, asked.how, population.describe(), seed, tuple(found))
+        for k, part in enumerate(chosen):
+            tick = _within(tell, PER_SECTION * k)
+            found.append(_section(part, asked, population, queries, seed, padded, tokens, tick))
+            tell(PER_SECTION * (k + 1))
+    return Audit(name, asked.how, data_said, seed, tuple(found))
+
+
+def _name(model: Any) -> str:
+    """Of a function its own, of a module that of its class."""
+    named = not isinstance(model, torch.nn.Module) and hasattr(model, "__name__")
+    return model.__name__ if named else type(model).__name__
+
+
+def _within(tell: Callable[[int], None], start: int) -> Callable[[], None]:
+    """Counts the steps of one section, which may be more than it has on the bar."""
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done = min(done + 1, PER_SECTION - 1)
+        tell(start + done)
+
+    return tick
 
 
 def _section(
@@ -194,32 +220,40 @@ def _section(
     seed: int,
     padded: Padded | None,
     tokens: int,
+    tick: Callable[[], None],
 ) -> Section:
     """One part, with a generator of its own, so that leaving others out changes nothing."""
     generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
     run: dict[str, Callable[[], Section]] = {
         "symmetries": lambda: symmetries(asked, population, queries, generator, padded),
         "size": lambda: size(asked, population, queries, generator, tokens),
-        "theorem": lambda: theorem(asked, population, queries, generator),
-        "sensitivity": lambda: sensitivity(asked, population, queries, generator),
+        "theorem": lambda: theorem(asked, population, queries, generator, tokens, tick),
+        "sensitivity": lambda: sensitivity(asked, population, queries, generator, tick),
         "depth": lambda: depth(asked, population, queries, generator),
         "relations": lambda: relations(asked, population, queries, generator),
     }
     try:
         with torch.no_grad():
             return run[name]()
+    except Unrecovered as error:
+        why, status = str(error), _absent  # for the theorem to say
     except BlackBoxError as error:
-        # a map that splits atoms has no image of a point, which is for the theorem to say
-        status: Status = "absent" if isinstance(asked, BoxSubject) else "bad"
-        why = f"could not be looked at: {error}"
-        return Section(name, status, why, seed=generator.initial_seed())
+        # draws of the data and other ways to write them: the model must take those
+        why, status = str(error), _bad if name in ("symmetries", "size") else _absent
+    except Exception as error:
+        why, status = f"{type(error).__name__}: {error}", _absent
+    return Section(name, status, f"could not be looked at: {why}", seed=generator.initial_seed())
+
+
+_absent: Status = "absent"
+_bad: Status = "bad"
 
 
 def _subject(
     model: Any,
     population: Population,
     queries: Tensor | None,
-    batched: bool | None,
+    forms: Sequence[bool],
     seed: int,
 ) -> Subject:
     """The model as a subject that answers, and answers the same when asked again."""
@@ -227,7 +261,7 @@ def _subject(
     mu = population.context(generator)
     other = population.draw(mu.n + 1, generator)
     some = None if queries is None else queries[:4]
-    found = subject(model, mu, other, some, batched)
+    found = subject(model, mu, other, some, forms)
     hint = ""
     if isinstance(model, torch.nn.Module) and model.training:
         hint = " (it is in training mode: call `model.eval()`)"
@@ -239,7 +273,7 @@ def _subject(
         return found.push(mu).atoms if isinstance(found, BoxSubject) else found.tokens(mu)
 
     def same(a: Tensor, b: Tensor) -> bool:
-        tol = 64 * torch.finfo(a.dtype).eps * (1 + float(a.abs().max()))
+        tol = 64 * torch.finfo(a.dtype).eps * float(a.abs().max())
         return a.shape == b.shape and float((a - b).abs().max()) <= tol
 
     first, again = ask(seed), ask(seed)

@@ -7,6 +7,7 @@ small moves of all other tokens to replacing them all; then a search for the ste
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,9 @@ from .symmetries import Look
 
 POINTS = 4
 CONTEXTS = 4
-STARTS = 3
-ROUNDS = 60
+STARTS = 2
+ROUNDS = 40
+HALVINGS = 12
 HOLDER = 0.8
 """Exponents below this are those of a map that is not Lipschitz."""
 
@@ -67,6 +69,7 @@ def sensitivity(
     population: Population,
     queries: Tensor | None,
     generator: torch.Generator,
+    tick: Callable[[], None],
 ) -> Section:
     """Move and replace the other tokens.
 
@@ -75,6 +78,7 @@ def sensitivity(
         population: what tokens are like.
         queries: where to ask, if that is apart from the context.
         generator: of all that is random.
+        tick: told now and then.
     """
     population = population.one()
     mu = population.context(generator)
@@ -86,23 +90,22 @@ def sensitivity(
     replaced = _replaced(ask, contexts, points, generator)
     moved = _moved(ask, population, contexts, points, generator)
     share = _share(subject, contexts, points)
-    worst = _steepest(ask, population, queries, generator)
-    for change in (*replaced, *moved):
-        if worst is None or change.ratio > worst.ratio:
-            worst = change
+    found = [*replaced, *moved, *_steepest(ask, population, queries, generator, tick)]
+    worst, local = _closest(ask, found)
     small = [c for c in moved if c.response > floor]
     exponent, error = math.nan, math.nan
     if len({round(math.log(c.apart), 1) for c in small}) >= 3:
         logs = [(math.log(c.apart), math.log(c.response)) for c in small]
         exponent, error = line(*zip(*logs, strict=True))
-    local = _local_exponent(ask, worst) if worst is not None and worst.ratio > 0 else _UNKNOWN
     status, verdict = _verdict((exponent, error), local, worst)
-    lines = [
-        f"{share:.0%} of the variance of outputs comes from the other tokens, the rest from the "
-        "token itself"
-    ]
+    lines = []
     numbers: dict = {"share": share}
-    if worst is not None and worst.ratio > 0:
+    if share is not None:
+        whose = "the query" if subject.separate else "the token itself"
+        lines.append(
+            f"{share:.0%} of the variance of outputs comes from the context, the rest from {whose}"
+        )
+    if worst.ratio > 0:
         lines.append(
             f"the steepest change found: contexts {worst.apart:.2g} apart in W1, images of one "
             f"point {worst.response:.2g} apart, ratio {worst.ratio:.3g}, a lower bound of the "
@@ -131,7 +134,7 @@ class _Ask:
         """Of one context for another."""
         a, b = (self.subject.answer(m, x[None])[0] for m in (mu, nu))
         response = float((a - b).norm())
-        apart = float(wasserstein(mu, nu))
+        apart = float(wasserstein(mu, nu)) * self.subject.rest(mu)
         return Change(mu, nu, x, apart, response if response > self.floor else 0.0)
 
 
@@ -161,8 +164,8 @@ def _moved(
     points: Tensor,
     generator: torch.Generator,
 ) -> list[Change]:
-    """All others moved a little, in random directions."""
-    scale = float(population.points(256, generator).std(0).mean())
+    """All others moved a little, in random directions in which the data vary."""
+    scale = population.points(256, generator).std(0)
     found = []
     for k, mu in enumerate(contexts):
         noise = torch.randn(mu.atoms.shape, generator=generator).to(mu.atoms)
@@ -172,8 +175,10 @@ def _moved(
     return found
 
 
-def _share(subject: Subject, contexts: list[Measure], points: Tensor) -> float:
-    """Of the variance of outputs, what is due to the context."""
+def _share(subject: Subject, contexts: list[Measure], points: Tensor) -> float | None:
+    """Of the variance of outputs, what is due to the context; None where nothing else varies."""
+    if subject.pooled or len(points) < 2:
+        return None
     out = torch.stack([subject.answer(mu, points) for mu in contexts]).double()
     within = float(out.var(0, correction=0).sum(-1).mean())
     total = float(out.flatten(0, 1).var(0, correction=0).sum())
@@ -181,61 +186,81 @@ def _share(subject: Subject, contexts: list[Measure], points: Tensor) -> float:
 
 
 def _steepest(
-    ask: _Ask, population: Population, queries: Tensor | None, generator: torch.Generator
-) -> Change | None:
+    ask: _Ask,
+    population: Population,
+    queries: Tensor | None,
+    generator: torch.Generator,
+    tick: Callable[[], None],
+) -> list[Change]:
     """Random moves of a context, a point and a direction, kept where one token matters more."""
-    cloud = population.points(256, generator)
-    box = Box(cloud.amin(0), cloud.amax(0))
-    step = STEP.get(cloud.dtype, STEP[torch.float32]) * max(box.size, 1e-30)
-    randn = lambda *shape: torch.randn(*shape, generator=generator).to(cloud)
-    best = None
+    box = population.box(generator)
+    sides = box.high - box.low
+    step = STEP.get(sides.dtype, STEP[torch.float32])
+    # a random step in every direction in which the data vary
+    randn = lambda *shape: (
+        torch.randn(*shape, sides.numel(), generator=generator).to(sides) * sides
+    )
+    found = []
     for _ in range(STARTS):
         mu = population.context(generator)
         x = population.points(1, generator)[0]
         if queries is not None:
             x = queries[int(torch.randint(len(queries), (), generator=generator))]
-        j = int(torch.randint(mu.n, (), generator=generator))
-        u = randn(mu.dim)
-        now = ask.change(mu, _pushed(mu, j, step * u / u.norm()), x)
+        j, u = int(torch.randint(mu.n, (), generator=generator)), randn()
+        now = ask.change(mu, _pushed(mu, j, u, step, box), x)
         for k in range(ROUNDS):
             size = 10 ** (-0.5 - 2 * k / ROUNDS)
             other_j = int(torch.randint(mu.n, (), generator=generator)) if k % 4 == 0 else j
-            other_u = u / u.norm() + 3 * size * randn(mu.dim)
-            other = mu.moved(box.clamp(mu.atoms + size * box.size * randn(*mu.atoms.shape)))
-            other = mu if k % 2 else other
-            there = x if queries is not None or k % 3 else box.clamp(x + size * randn(mu.dim))
-            nu = _pushed(other, other_j, step * other_u / other_u.norm())
-            new = ask.change(other, nu, there)
+            other_u = u + 3 * size * randn()
+            other = mu if k % 2 else mu.moved(box.clamp(mu.atoms + size * randn(mu.n)))
+            there = x if queries is not None or k % 3 else box.clamp(x + size * randn())
+            new = ask.change(other, _pushed(other, other_j, other_u, step, box), there)
             if new.ratio > now.ratio:
                 now, mu, j, u, x = new, other, other_j, other_u, there
-        if best is None or now.ratio > best.ratio:
-            best = now
-    return best
+        found.append(now)
+        tick()
+    return found
 
 
-def _pushed(mu: Measure, j: int, step: Tensor) -> Measure:
-    """One token moved."""
+def _pushed(mu: Measure, j: int, u: Tensor, step: float, box: Box) -> Measure:
+    """One token moved, within the box."""
     atoms = mu.atoms.clone()
-    atoms[j] += step
+    length = float(u.norm())
+    atoms[j] = box.clamp(atoms[j] + step * box.size * u / (length if length > 0 else 1.0))
     return mu.moved(atoms)
 
 
-def _local_exponent(ask: _Ask, worst: Change) -> tuple[float, float]:
-    """How the response falls as the steepest pair comes together, and its standard error."""
-    logs = []
-    for k in range(6):
-        share = 2.0**-k
-        atoms = worst.mu.atoms + share * (worst.nu.atoms - worst.mu.atoms)
-        change = ask.change(worst.mu, worst.mu.moved(atoms), worst.x)
-        if change.response > 0 and change.apart > 0:
-            logs.append((math.log(change.apart), math.log(change.response)))
-    return line(*zip(*logs, strict=True)) if len(logs) >= 3 else _UNKNOWN
+def _closest(ask: _Ask, found: list[Change]) -> tuple[Change, tuple[float, float]]:
+    """The steepest pair, and how the response falls as pairs come together, with its error.
+
+    The steepest pair and the one that responds most are halved again and again, keeping the half
+    that responds more: at a jump the response stays.
+    """
+    steepest = max(found, key=lambda c: c.ratio)
+    best, power = steepest, _UNKNOWN
+    for pair in {id(c): c for c in (steepest, max(found, key=lambda c: c.response))}.values():
+        chain = [pair]
+        for _ in range(HALVINGS):
+            mu, nu = chain[-1].mu, chain[-1].nu
+            middle = mu.moved((mu.atoms + nu.atoms) / 2)
+            halves = ask.change(mu, middle, pair.x), ask.change(middle, nu, pair.x)
+            more = max(halves, key=lambda c: c.response)
+            if not (more.response > 0 and more.apart > 0):
+                break
+            chain.append(more)
+        best = max([best, *chain], key=lambda c: c.ratio)
+        late = chain[len(chain) // 2 :]
+        if len(late) >= 3:
+            logs = [(math.log(c.apart), math.log(c.response)) for c in late]
+            new = line(*zip(*logs, strict=True))
+            power = new if math.isnan(power[0]) or new[0] < power[0] else power
+    return best, power
 
 
 def _verdict(
-    overall: tuple[float, float], local: tuple[float, float], worst: Change | None
+    overall: tuple[float, float], local: tuple[float, float], worst: Change
 ) -> tuple[Status, str]:
-    if worst is None or worst.ratio == 0:
+    if worst.ratio == 0:
         return "good", "a token's output does not respond to the other tokens"
     small = [e for e, error in (overall, local) if e + 2 * error < HOLDER]
     if small:
@@ -251,12 +276,12 @@ def _verdict(
     return "good", f"responds {power}at most {worst.ratio:.3g} times as much, as far as seen"
 
 
-def _picture(replaced: list[Change], moved: list[Change], worst: Change | None) -> dict:
+def _picture(replaced: list[Change], moved: list[Change], worst: Change) -> dict:
     traces = []
     for name, changes in (("some replaced", replaced), ("all moved", moved)):
         seen = [c for c in changes if c.response > 0 and c.apart > 0]
         traces.append(dots([c.apart for c in seen], [c.response for c in seen], name, line=False))
-    if worst is not None and worst.response > 0:
+    if worst.response > 0:
         star = {"symbol": "star", "size": 14, "color": RED}
         traces.append(dots([worst.apart], [worst.response], "steepest", line=False, marker=star))
         ends = [c.apart for c in (*replaced, *moved, worst) if c.apart > 0]

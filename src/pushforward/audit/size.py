@@ -13,19 +13,21 @@ import torch
 from torch import Tensor
 
 from ..characterise.continuity import line
-from ..measures import Measure
 from .charts import LOG, RED, dots, guide, plot, ticks
 from .population import Population
 from .section import Section, Status
 from .subjects import Subject
-from .symmetries import Look
+from .symmetries import Look, chosen
 
 LEAST = 8
-CONTEXTS = 8
+CONTEXTS = 12
 POINTS = 4
 COPIES = (2, 4, 8, 16)
+LATE = 32
+"""Sizes from which on a rate is fitted."""
+
 CONVERGES = -0.25
-"""Rates below this are taken for convergence."""
+"""Rates up to this are taken for convergence."""
 
 
 def size(
@@ -56,11 +58,11 @@ def size(
     drifts = [float((mean - means[-1]).square().sum(-1).mean().sqrt()) for mean in means]
     scale = float(means[-1].square().sum(-1).mean().sqrt())
     lengths, allowed = _lengths(subject, population, queries, generator, most)
-    floor = allowed
-    seen = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > floor]
+    seen = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > allowed / 50]
+    late = [(m, s) for m, s in seen if m >= min(LATE, sizes[-3])]
     rate, error = math.nan, math.nan
-    if len(seen) >= 3:
-        rate, error = line([math.log(m) for m, _ in seen], [math.log(s) for _, s in seen])
+    if len(late) >= 3:
+        rate, error = line([math.log(m) for m, _ in late], [math.log(s) for _, s in late])
     status, verdict = _verdict(lengths, allowed, scale, rate, error, bool(seen))
     numbers = {
         "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate,
@@ -91,8 +93,7 @@ def _lengths(
         if k * mu.n > max(most, 2 * mu.n):
             break
         index = everyone.repeat(k)
-        times = None if mu.times is None else mu.times[index]
-        found.append((k * mu.n, look.deviation(Measure(mu.atoms[index], times=times), index)))
+        found.append((k * mu.n, look.deviation(chosen(mu, index), index)))
     return found, look.allowed
 
 
@@ -116,14 +117,15 @@ def _verdict(
         return "good", "outputs of a token do not depend on the other tokens"
     if math.isnan(rate):
         return "noted", "the spread reached rounding too soon to see a rate"
-    if rate < CONVERGES:
+    if rate <= CONVERGES:
         return "good", (
             f"converges: the spread over contexts of m tokens falls as m^{rate:.2f} "
             f"(standard error {error:.2f}; a smooth map has m^-0.5), and length itself does not "
             "matter"
         )
+    slowly = "converges slowly, if at all" if rate + 2 * error < 0 else "not seen to converge"
     return "noted", (
-        f"not seen to converge: the spread over contexts of m tokens goes as m^{rate:.2f} "
+        f"{slowly}: the spread over contexts of m tokens goes as m^{rate:.2f} "
         f"(standard error {error:.2f})"
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class Subject(ABC):
     def answer(self, mu: Measure, x: Tensor) -> Tensor:
         """What becomes of points `(m, q)` in a context, each alone with it: `(m, e)`."""
 
+    def rest(self, mu: Measure) -> float:
+        """The mass of the context, the point that is asked for being one more token or none."""
+        return 1.0
+
     def last(self, contexts: Tensor) -> Tensor:
         """What becomes of the last token of each context `(c, n, d)`: `(c, e)`."""
         return torch.stack([self.tokens(Measure(atoms))[-1] for atoms in contexts])
@@ -70,18 +74,22 @@ class MapSubject(Subject):
 
     def tokens(self, mu):
         """The push-forward."""
-        return _finite(_tried(self.model.push, mu).atoms)
+        return finite(_tried(self.model.push, mu).atoms)
 
     def answer(self, mu, x):
         """The map itself."""
         gamma = self.model
         queries = Measure(x) if gamma.paired else x
         times = None if mu.times is None else mu.times.amax().expand(len(x))
-        return _finite(_tried(gamma, mu, queries, times))
+        return finite(_tried(gamma, mu, queries, times))
 
     def last(self, contexts):
         """One call for all."""
-        return _finite(_tried(self.model.push, Measure(contexts)).atoms)[:, -1]
+        return finite(_tried(self.model.push, Measure(contexts)).atoms)[:, -1]
+
+
+class Unrecovered(BlackBoxError):
+    """A map whose values do not say what becomes of a point."""
 
 
 class BoxSubject(Subject):
@@ -107,7 +115,12 @@ class BoxSubject(Subject):
 
     def answer(self, mu, x):
         """By small masses."""
-        return _finite(_tried(recover(self._f), mu, x))
+        try:
+            return finite(recover(self._f)(mu, x))
+        except BlackBoxError as error:
+            if isinstance(error.__cause__, Exception):  # its own failure
+                raise
+            raise Unrecovered(str(error)) from error
 
     def push(self, mu):
         """The map itself."""
@@ -134,7 +147,7 @@ class TokenSubject(Subject):
     def raw(self, atoms: Tensor, **options: Any) -> Tensor:
         """One call on tokens `(n, d)`: `(n, e)`, or `(1, e)` for the set."""
         given = atoms[None] if self.batched else atoms
-        out = _tensor(_tried(self.model, given, **options))
+        out = as_tensor(_tried(self.model, given.clone(), **options))
         return self._rows(out[0] if self.batched and len(out) == 1 else out, len(atoms))
 
     def tokens(self, mu):
@@ -144,6 +157,11 @@ class TokenSubject(Subject):
         if self.pooled:
             return out
         return out[counts.cumsum(0) - counts]
+
+    def rest(self, mu):
+        """All but one token."""
+        n = int(repetitions(mu).sum())
+        return 1.0 if self.pooled else n / (n + 1)
 
     def answer(self, mu, x):
         """Each point as one more token."""
@@ -162,11 +180,11 @@ class TokenSubject(Subject):
 
     def batch(self, sets: Tensor) -> Tensor:
         """One call on sets `(c, n, d)`, for models that take them: `(c, n or 1, e)`."""
-        out = _tensor(_tried(self.model, sets))
+        out = as_tensor(_tried(self.model, sets.clone()))
         rows = 1 if self.pooled else sets.shape[1]
         if out.shape[:1] != sets.shape[:1] or out.numel() % (len(sets) * rows):
             raise BlackBoxError(f"it returned {tuple(out.shape)} for sets {tuple(sets.shape)}")
-        return _finite(out.reshape(len(sets), rows, -1))
+        return finite(out.reshape(len(sets), rows, -1))
 
     def push(self, mu):
         """Outputs of all repetitions, those that agree as one."""
@@ -180,7 +198,7 @@ class TokenSubject(Subject):
         rows = out.reshape(1, -1) if self.pooled else out.reshape(len(out), -1)
         if not self.pooled and len(rows) != n:
             raise BlackBoxError(f"it changes the number of tokens: {n} in, {len(rows)} out")
-        return _finite(rows)
+        return finite(rows)
 
 
 class QuerySubject(Subject):
@@ -202,24 +220,28 @@ class QuerySubject(Subject):
         raise BlackBoxError("a context has no outputs of its own, only queries have")
 
     def answer(self, mu, x):
-        """Each query alone."""
+        """In one call, if queries do not see each other."""
+        return self.together(mu, x) if self.independent else self.alone(mu, x)
+
+    def alone(self, mu: Measure, x: Tensor) -> Tensor:
+        """A call for each query."""
         return torch.cat([self.together(mu, point[None]) for point in x])
 
     def together(self, mu: Measure, x: Tensor) -> Tensor:
         """All queries in one call."""
         atoms = mu.atoms.repeat_interleave(repetitions(mu), 0)
         given = (atoms[None], x[None]) if self.batched else (atoms, x)
-        out = _tensor(_tried(self.model, *given))
-        out = out[0] if self.batched and len(out) == 1 else out
+        out = as_tensor(_tried(self.model, *(t.clone() for t in given)))
+        out = out[0] if self.batched and out.ndim and len(out) == 1 else out
         if not out.ndim or len(out) != len(x):
             raise BlackBoxError(
                 f"it returned shape {tuple(out.shape)} for {len(x)} queries, not one row for each"
             )
-        return _finite(out.reshape(len(x), -1))
+        return finite(out.reshape(len(x), -1))
 
 
 def subject(
-    model: Any, mu: Measure, other: Measure, queries: Tensor | None, batched: bool | None
+    model: Any, mu: Measure, other: Measure, queries: Tensor | None, forms: Sequence[bool]
 ) -> Subject:
     """A model as a subject, how it is called being tried out.
 
@@ -228,7 +250,7 @@ def subject(
         mu: a context of at least four tokens.
         other: one with a token more.
         queries: points apart from the context, if the model takes those.
-        batched: whether it wants an axis for sets; None to try without, then with it.
+        forms: whether it wants an axis for sets, in the order to try.
     """
     if isinstance(model, InContextMap):
         return MapSubject(model, queries is not None)
@@ -238,14 +260,16 @@ def subject(
             f"{type(model).__name__}."
         )
     reasons = []
-    for with_sets in (False, True) if batched is None else (batched,):
+    for with_sets in forms:
         try:
             if queries is not None:
                 return _query_subject(model, mu, queries, with_sets)
             found = _token_subject(model, mu, other, with_sets)
             found.independent = _independent(found, mu, other)
+            if len(forms) > 1:
+                found.how += _other_form(found, mu, other)
             return found
-        except _Raised as error:
+        except BlackBoxError as error:
             reasons.append(f"called with {'(1, n, d)' if with_sets else '(n, d)'} {error}")
     if queries is None and not isinstance(model, nn.Module):
         try:
@@ -254,7 +278,8 @@ def subject(
             return box
         except BlackBoxError as error:
             reasons.append(f"called with a Measure {error}")
-    raise BlackBoxError("; ".join(reasons))
+    said = {reason.split(") ", 1)[-1] for reason in reasons}
+    raise BlackBoxError(said.pop() if len(said) == 1 else "; ".join(reasons))
 
 
 def repetitions(mu: Measure) -> Tensor:
@@ -290,12 +315,16 @@ def _tried(call: Callable, *given: Any, **options: Any) -> Any:
         raise _Raised(f"it raised {type(error).__name__}: {first}") from error
 
 
-def _tensor(out: Any) -> Tensor:
+def as_tensor(out: Any) -> Tensor:
     """The tensor of an output; the first of several."""
     if isinstance(out, Mapping):
         out = out.get("last_hidden_state", next(iter(out.values()), None))
     if isinstance(out, (tuple, list)) and out:
         out = out[0]
+    if isinstance(out, Tensor) and out.layout != torch.strided:
+        out = out.to_dense()
+    if isinstance(out, Tensor) and not out.numel():
+        raise BlackBoxError(f"it returned nothing, a tensor of shape {tuple(out.shape)}")
     if not isinstance(out, Tensor):
         raise BlackBoxError(f"it returned {type(out).__name__}, not a tensor")
     if not out.is_floating_point():
@@ -306,7 +335,8 @@ def _tensor(out: Any) -> Tensor:
     return out.detach() if not torch.is_grad_enabled() else out
 
 
-def _finite(out: Tensor) -> Tensor:
+def finite(out: Tensor) -> Tensor:
+    """The same, if it is."""
     if not bool(out.isfinite().all()):
         raise BlackBoxError("it returned NaN or infinity")
     return out
@@ -317,7 +347,7 @@ def _token_subject(model: Callable, mu: Measure, other: Measure, batched: bool) 
     shapes = []
     for context in (mu, other):
         given = context.atoms[None] if batched else context.atoms
-        out = _tensor(_tried(model, given))
+        out = as_tensor(_tried(model, given))
         if batched:
             if not out.ndim or len(out) != 1:
                 raise BlackBoxError(
@@ -349,7 +379,8 @@ def _token_subject(model: Callable, mu: Measure, other: Measure, batched: bool) 
 def _query_subject(model: Callable, mu: Measure, queries: Tensor, batched: bool) -> QuerySubject:
     called_with = "(1, n, d) and (1, m, q)" if batched else "(n, d) and (m, q)"
     found = QuerySubject(model, batched, f"called with a context and queries, {called_with}")
-    found.together(mu, queries)
+    together, alone = found.together(mu, queries), found.alone(mu, queries)
+    found.independent = _near(together, alone)
     return found
 
 
@@ -366,8 +397,28 @@ def _independent(found: TokenSubject, mu: Measure, other: Measure) -> bool:
         return False
     if both.shape != alone.shape:
         return False
-    size = 1 + float(alone.abs().max())
-    return bool((both - alone).abs().max() <= 1e3 * torch.finfo(alone.dtype).eps * size)
+    return _near(both, alone)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Up to rounding."""
+    size = float(b.abs().max())
+    return bool((a - b).abs().max() <= 1e3 * torch.finfo(b.dtype).eps * size)
+
+
+def _other_form(found: TokenSubject, mu: Measure, other: Measure) -> str:
+    """What there is to say if tokens with another number of axes give other outputs."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            second = _token_subject(found.model, mu, other, not found.batched)
+            a, b = found.raw(mu.atoms), second.raw(mu.atoms)
+    except BlackBoxError:
+        return ""
+    if a.shape == b.shape and _near(a, b):
+        return ""
+    called = "(n, d)" if found.batched else "(1, n, d)"
+    return f"; tokens {called} give other outputs: say `batched=`"
 
 
 def _mask_keyword(model: Callable) -> str | None:

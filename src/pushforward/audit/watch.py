@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,17 +27,15 @@ SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 class Attentions(TorchFunctionMode):
     """Collects the matrices of attention that are computed while it is on.
 
-    PyTorch's own attention, `scaled_dot_product_attention`, and every softmax over as many keys as
-    there are tokens.
+    PyTorch's own attention, `scaled_dot_product_attention`, and every softmax over the last axis.
 
     Args:
-        keys: how many keys attention has.
-        queries: how many queries.
+        shapes: numbers of queries and keys that are attention between tokens.
     """
 
-    def __init__(self, keys: int, queries: int):
+    def __init__(self, *shapes: tuple[int, int]):
         super().__init__()
-        self.keys, self.queries = keys, queries
+        self.shapes = shapes
         self.found: list[Tensor] = []
         """One for every layer: `(heads, queries, keys)`, rows of sum one."""
 
@@ -60,9 +58,9 @@ class Attentions(TorchFunctionMode):
         return out
 
     def _keep(self, weights: Tensor) -> None:
-        """Those of all queries to all keys."""
-        if tuple(weights.shape[-2:]) == (self.queries, self.keys):
-            self.found.append(weights.detach().reshape(-1, self.queries, self.keys))
+        """Those between tokens."""
+        if tuple(weights.shape[-2:]) in self.shapes:
+            self.found.append(weights.detach().reshape(-1, *weights.shape[-2:]))
 
 
 def _weights(
@@ -92,21 +90,26 @@ def _weights(
 
 def _last_axis(args: tuple, kwargs: dict) -> bool:
     """Whether a softmax is over the last axis."""
+    given = args[0] if args else kwargs.get("input")
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return args[0].ndim >= 2 and axis in (-1, args[0].ndim - 1)
+    return isinstance(given, Tensor) and given.ndim >= 2 and axis in (-1, given.ndim - 1)
 
 
 @contextmanager
-def layers_of(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
-    """Collects what comes out of repeated layers while it is on: which list of them, and what."""
-    found: list[tuple[int, Tensor]] = []
+def layers_of(model: nn.Module) -> Iterator[dict[int, list[Tensor]]]:
+    """Collects what goes into the first of repeated layers and what comes out of each.
+
+    By list of layers: a key for each `ModuleList` or `Sequential`.
+    """
+    found: dict[int, list[Tensor]] = {}
     hooks = []
     lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     for number, layers in enumerate(lists):
         for layer in layers:
             if not any(True for _ in layer.children()):
                 continue  # a linear map or an activation is no layer
-            hooks.append(layer.register_forward_hook(_collector(found, number)))
+            hooks.append(layer.register_forward_pre_hook(_into(found, number), with_kwargs=True))
+            hooks.append(layer.register_forward_hook(_out_of(found, number)))
     try:
         yield found
     finally:
@@ -114,34 +117,47 @@ def layers_of(model: Any) -> Iterator[list[tuple[int, Tensor]]]:
             hook.remove()
 
 
-def _collector(found: list, number: int):
-    def collect(layer: nn.Module, given: Any, out: Any) -> None:
+def _into(found: dict[int, list[Tensor]], number: int) -> Callable:
+    """Keeps the input of the first layer."""
+
+    def look(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
+        if given is not None:
+            found.setdefault(number, [given.detach()])
+
+    return look
+
+
+def _out_of(found: dict[int, list[Tensor]], number: int) -> Callable:
+    """Keeps what comes out of a layer."""
+
+    def look(layer: nn.Module, given: Any, out: Any) -> None:
         out = out[0] if isinstance(out, (tuple, list)) and out else out
         if isinstance(out, Tensor):
-            found.append((number, out.detach()))
+            found.setdefault(number, []).append(out.detach())
 
-    return collect
+    return look
 
 
-def clouds(model: nn.Module, run: Any, rows: int) -> list[Tensor]:
-    """Tokens after each layer, `(rows, d)`, of the longest chain of layers that keep their shape.
+def clouds(model: nn.Module, run: Callable[[], Any], rows: Sequence[int]) -> list[Tensor]:
+    """Tokens before and after each layer, of the longest chain of layers that keep their shape.
 
     Args:
         model: a module with lists of layers inside.
         run: calls it.
-        rows: how many tokens there are.
+        rows: how many tokens there may be.
     """
     with torch.no_grad(), layers_of(model) as found:
         run()
     best: list[Tensor] = []
-    for number in {k for k, _ in found}:
-        chain = [_rows(out, rows) for k, out in found if k == number]
-        same = [x for x in chain if x is not None and x.shape[-1] > 1]
-        widths = [x.shape[-1] for x in same]
-        usual = max(set(widths), key=widths.count, default=0)
-        same = [x for x in same if x.shape[-1] == usual]
-        if len(same) >= 2 and len(same) > len(best):
-            best = same
+    for chain in found.values():
+        for n in rows:
+            seen = [x for x in (_rows(out, n) for out in chain) if x is not None]
+            widths = [x.shape[-1] for x in seen]
+            usual = max(set(widths), key=widths.count, default=0)
+            same = [x for x in seen if x.shape[-1] == usual]
+            if len(same) >= 3 and len(same) > len(best):
+                best = same
     return best
 
 

@@ -38,6 +38,7 @@ class Effort:
         starts: candidates of the first scale.
         fresh: new ones of the next three.
         kept: how many go on.
+        each: of every size of cloud at least so many of them.
         rounds: of improvement at every scale.
         tries: variants of a candidate that are tried at a time.
     """
@@ -45,6 +46,7 @@ class Effort:
     starts: int = 96
     fresh: int = 32
     kept: int = 32
+    each: int = 2
     rounds: int = 3
     tries: int = 8
 
@@ -244,7 +246,7 @@ class Search:
         return herds
 
     def select(self, herds: list[Herd]) -> list[Herd]:
-        """The best of all, with two of every size."""
+        """The best of all, with some of every size."""
         sizes: dict[int, Herd] = {}
         for herd in herds:
             m = herd.atoms.shape[1]
@@ -255,7 +257,7 @@ class Search:
         kept = []
         for herd in sizes.values():
             order = herd.gap.argsort(descending=True)
-            count = max(2, int((herd.gap >= least).sum()))
+            count = max(self.effort.each, int((herd.gap >= least).sum()))
             kept.append(herd.pick(order[: min(count, most)]))
         return kept
 
