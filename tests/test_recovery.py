@@ -277,3 +277,18 @@ def test_wrong_points_and_measures_are_said():
     for eta in (0.0, 1.0):
         with pytest.raises(ValueError, match="`eta`"):
             pf.regular_derivative(gamma, mu, torch.zeros(2), lambda y: y, eta=eta)
+
+
+def test_the_choice_is_automatic():
+    """Images that collide among others which all move: excess mass cannot tell, subset sums can."""
+    atoms = torch.tensor([[-1.0], [1.001], [1.002], [1.003]])
+    mu = pf.Measure(atoms, weights=torch.tensor([0.1, 0.2, 0.3, 0.4]).sqrt())
+    f = lambda mu: mu.moved(mu.atoms.abs() + 1e4 * mu.mean())
+    x = torch.tensor([[1.0]])
+    with pytest.raises(pf.BlackBoxError, match="told apart"):
+        pf.recover(f, by=pf.Excess())(mu, x)
+    expected = 1 + 1e4 * mu.mean()
+    assert torch.allclose(pf.recover(f)(mu, x), expected, rtol=1e-9)
+    many = pf.Measure(atoms.repeat(20, 1) + 1e-6 * torch.arange(80)[:, None])
+    with pytest.raises(pf.BlackBoxError):
+        pf.recover(f)(many, -many.atoms[:1])

@@ -55,6 +55,7 @@ from .normalisers import (
 )
 from .realise import Realisation as Realisation, realise as realise
 from .recovery import (
+    Automatic as Automatic,
     BlackBoxError as BlackBoxError,
     Decode as Decode,
     Derivative as Derivative,

@@ -9,5 +9,11 @@ from .derivatives import (
     derivative as derivative,
     regular_derivative as regular_derivative,
 )
-from .probes import Decode as Decode, Excess as Excess, Probe as Probe, Weak as Weak
+from .probes import (
+    Automatic as Automatic,
+    Decode as Decode,
+    Excess as Excess,
+    Probe as Probe,
+    Weak as Weak,
+)
 from .recovered import RecoveredMap as RecoveredMap, recover as recover

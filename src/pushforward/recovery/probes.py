@@ -17,7 +17,7 @@ from .._checks import check_number
 from .._grouping import label_points
 from ..measures import Measure, MeasureMap
 from .black_box import BlackBoxError, called, masses, with_probe
-from .decoding import decode
+from .decoding import LIMIT, decode
 
 
 class Probe(ABC):
@@ -123,6 +123,23 @@ class Excess(Probe):
 def _of_mass(mu: Measure, mass: float, eta: float) -> Tensor:
     """The atoms that have a mass, up to far less than the probe's."""
     return ((mu.weights - mass).abs() < 1e-2 * eta).nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class Automatic(Probe):
+    """By excess mass; where images cannot be told apart so, by subset sums if atoms are few."""
+
+    def image(self, f, mu, x, eta):
+        """The first that can tell."""
+        try:
+            return Excess().image(f, mu, x, eta)
+        except BlackBoxError as error:
+            if mu.n >= LIMIT:
+                raise
+            try:
+                return Decode().image(f, mu, x, eta)
+            except BlackBoxError:
+                raise error from None
 
 
 @dataclass(frozen=True)

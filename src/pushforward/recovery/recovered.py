@@ -13,7 +13,7 @@ from .._types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from .black_box import as_measure_map, check_single
-from .probes import Excess, Probe
+from .probes import Automatic, Probe
 
 ETA = {torch.float32: 1e-3, torch.float64: 1e-6}
 r"""Masses of the probe, at which the error of order $\eta^2$ meets rounding."""
@@ -28,7 +28,7 @@ class RecoveredMap(InContextMap):
 
     Args:
         f: the black box, `Measure` to `Measure`, or an in-context map.
-        by: how to see where the mass went, `Excess()` by default.
+        by: how to see where the mass went, `Automatic()` by default.
         eta: the mass, by default $10^{-6}$ in float64, $10^{-3}$ in float32, and never more than a
             hundredth of the lightest atom.
         extrapolate: whether Richardson's step is taken; without, the error is $O(\eta)$.
@@ -43,8 +43,10 @@ class RecoveredMap(InContextMap):
         extrapolate: bool = True,
     ):
         super().__init__()
-        by = Excess() if by is None else by
-        check_kind("by", by, Probe, "Use `pf.Excess()`, `pf.Decode()` or `pf.Weak()`.")
+        by = Automatic() if by is None else by
+        check_kind(
+            "by", by, Probe, "Use `pf.Excess()`, `pf.Decode()` or `pf.Weak()`; None chooses."
+        )
         if eta is not None:
             check_share("eta", eta)
         self.f, self.by, self.eta, self.extrapolate = f, by, eta, extrapolate
@@ -113,7 +115,7 @@ def recover(
     Args:
         f: the black box, `Measure` to `Measure`, one at a time; or an in-context map.
         by: `Excess()` (any measure), `Decode()` (subset sums, few atoms) or `Weak()` (test
-            functions).
+            functions); the first that can tell by default.
         eta: the mass that is put at a point, chosen by dtype by default.
         extrapolate: whether the limit is extrapolated, error $O(\eta^2)$ instead of $O(\eta)$.
 
