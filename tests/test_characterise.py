@@ -182,6 +182,23 @@ def test_float32_maps():
         assert pf.characterise(steep, wide, dim=2, seed=seed).verdict == zoo.IN_CONTEXT
 
 
+def test_witnesses_are_replayed_as_they_were_seen():
+    """In float64 for a map of float32, with angles on a circle."""
+
+    class Torn(pf.InContextMap):
+        def __init__(self):
+            super().__init__()
+            self.one = torch.nn.Parameter(torch.ones(1, dtype=torch.float32))
+
+        def evaluate(self, mu, x):
+            return x + self.one * (x > 0)
+
+    narrow = lambda g: pf.Measure((2 * torch.rand(6, 2, generator=g) - 1).float())
+    found = pf.characterise(Torn(), narrow, dim=2)
+    assert found.verdict == zoo.DISCONTINUOUS
+    assert found.witness.replay(Torn()) == pytest.approx(1, rel=0.5)
+
+
 def test_maps_on_a_part_of_space():
     """On a sphere, on a torus, on positive numbers: the search stays where the points are."""
     eye = torch.eye(3)

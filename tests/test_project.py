@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unhooked
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
-LAYERS = """_types _precision _checks _progress _grouping _quadrature ops scores affinities
+LAYERS = """_types _precision _checks _progress _fits _grouping _quadrature ops scores affinities
 marginals sinkhorn implicit feasibility measures distances normalisers relations lipschitz
 manifolds maps sequences
 layers attention transformer relate stochastic realise heads rules universal pictures fields

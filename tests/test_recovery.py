@@ -280,7 +280,7 @@ def test_wrong_points_and_measures_are_said():
 
 
 def test_the_choice_is_automatic():
-    """Images that collide among others which all move: excess mass cannot tell, subset sums can."""
+    """Images collide among others that move: excess mass cannot tell, subset sums can."""
     atoms = torch.tensor([[-1.0], [1.001], [1.002], [1.003]])
     mu = pf.Measure(atoms, weights=torch.tensor([0.1, 0.2, 0.3, 0.4]).sqrt())
     f = lambda mu: mu.moved(mu.atoms.abs() + 1e4 * mu.mean())

@@ -10,7 +10,15 @@ BLUE, RED, GREY = "#2b6cb0", "#c05621", "#718096"
 Plot = dict[str, Any]
 
 
-def plot(title: str, x: str, y: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> Plot:
+def plot(
+    title: str,
+    x: str,
+    y: str,
+    traces: Sequence[Mapping[str, Any]],
+    *,
+    caption: str = "",
+    **layout: Any,
+) -> Plot:
     """A figure: traces under a title, with axes named.
 
     Args:
@@ -18,6 +26,7 @@ def plot(title: str, x: str, y: str, traces: Sequence[Mapping[str, Any]], **layo
         x: what is on the first axis.
         y: what is on the second.
         traces: what is drawn.
+        caption: how to read it, in a sentence.
         layout: anything else that Plotly knows, over what stands here.
     """
     above = 48 if "updatemenus" in layout else 12
@@ -31,7 +40,8 @@ def plot(title: str, x: str, y: str, traces: Sequence[Mapping[str, Any]], **layo
         "font": {"size": 12},
         "colorway": [BLUE, RED, GREY, "#2f855a", "#6b46c1", "#b7791f"],
     }  # fmt: skip
-    return {"data": [dict(t) for t in traces], "layout": {**base, **layout}}
+    drawn = [dict(t) for t in traces]
+    return {"data": drawn, "layout": {**base, **layout}, "caption": caption}
 
 
 def dots(

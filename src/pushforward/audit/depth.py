@@ -9,6 +9,7 @@ attention on the sphere, and how far tokens move.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +17,15 @@ from torch import Tensor, nn
 from ..maps import InContextMap
 from ..measures import Measure
 from ..observables import clusters
-from .charts import dots, plot
-from .population import Population
+from ..recovery import BlackBoxError
+from .case import Case
+from .charts import GREY, RED, dots, plot
+from .look import outputs
 from .section import Section, Status, count
-from .subjects import BoxSubject, QuerySubject, Subject, TokenSubject
 from .watch import clouds, clouds_of_map
 
 TOKENS = 61
-"""An odd number, so that no other axis is taken for that of the tokens."""
+"""A prime, so that other axes are rarely as long."""
 
 TOGETHER = 0.05
 """Directions that a chain of steps of this length joins are one cluster."""
@@ -31,24 +33,19 @@ TOGETHER = 0.05
 PATHS = 40
 
 
-def depth(
-    subject: Subject, population: Population, queries: Tensor | None, generator: torch.Generator
-) -> Section:
-    """Follow tokens through the layers.
-
-    Args:
-        subject: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        generator: of all that is random.
-    """
-    seed = generator.initial_seed()
-    mu = population.one().context(generator, TOKENS)
-    found = _clouds(subject, mu, queries)
+def depth(case: Case) -> Section:
+    """Follow tokens through the layers."""
+    case = replace(case, population=case.population.one())
+    mu = case.context(min(TOKENS, case.tokens - 2))
+    found = _clouds(case, mu)
     if len(found) < 2:
         why = "no repeated layers are to be seen in it"
-        return Section("depth", "absent", why, seed=seed)
-    table = [_measured(x.double()) for x in found]
+        if not isinstance(case.subject.model, nn.Module):
+            why += "; give the module itself, not a function around it"
+        return Section("depth", "absent", why)
+    if not all(bool(x.isfinite().all()) for x in found):
+        raise BlackBoxError("one of its layers returns NaN or infinity")
+    table = [cloud_numbers(x.double()) for x in found]
     steps = [
         float((b - a).norm() / a.norm()) if a.shape == b.shape and float(a.norm()) else math.nan
         for a, b in zip(found, found[1:], strict=False)
@@ -56,33 +53,29 @@ def depth(
     status, verdict = _verdict(table[0], table[-1], len(found) - 1)
     lines = [
         f"{f'after layer {k}' if k else 'before'}: mean cosine {m['cosine']:.3f}, effective rank "
-        f"{m['rank']:.1f}, "
-        f"{m['clusters']} clusters, energy {m['energy']:.3f}"
+        f"{m['rank']:.1f}, {m['clusters']} clusters, energy {m['energy']:.3f}"
         for k, m in enumerate(table)
     ]
     columns = {name: [m[name] for m in table] for name in table[0]}
     numbers = {**columns, "steps": steps, "tokens": len(found[0])}
-    plots = [_measures_picture(columns), _paths_picture(found)]
-    return Section("depth", status, verdict, lines, numbers, plots, seed)
+    plots = [_numbers_picture(columns), _paths_picture(found)]
+    return Section("depth", status, verdict, lines, numbers, plots)
 
 
-def _clouds(subject: Subject, mu: Measure, queries: Tensor | None) -> list[Tensor]:
-    model = subject.model
+def _clouds(case: Case, mu: Measure) -> list[Tensor]:
+    """Tokens before and after every layer."""
+    subject, model = case.subject, case.subject.model
     if isinstance(model, InContextMap):
-        if model.paired or model.dim != model.context_dim:
-            return []
-        return clouds_of_map(model, mu)
-    if not isinstance(model, nn.Module) or isinstance(subject, BoxSubject):
+        return [] if case.queries is not None else clouds_of_map(model, mu)
+    if not isinstance(model, nn.Module):
         return []
-    if isinstance(subject, QuerySubject) and queries is not None:
-        some = queries[:1]
-        return clouds(model, lambda: subject.together(mu, some), (mu.n, mu.n + 1))
-    assert isinstance(subject, TokenSubject)
-    return clouds(model, lambda: subject.raw(mu.atoms), (mu.n,))
+    asked = None if case.queries is None else case.points(1)
+    # one row more: a class token, or a query
+    return clouds(model, lambda: outputs(subject, mu, asked), (mu.n, mu.n + 1))
 
 
-def _measured(x: Tensor) -> dict[str, float]:
-    """Of one layer."""
+def cloud_numbers(x: Tensor) -> dict[str, float]:
+    """How far the tokens of one layer have gathered."""
     n = len(x)
     length = x.norm(dim=-1, keepdim=True)
     u = x / torch.where(length > 0, length, 1)
@@ -109,15 +102,19 @@ def _verdict(first: dict, last: dict, layers: int) -> tuple[Status, str]:
     return "good", f"tokens stay apart over {count(layers, 'layer')}: {seen}"
 
 
-def _measures_picture(columns: dict[str, list]) -> dict:
+def _numbers_picture(columns: dict[str, list]) -> dict:
     layers = list(range(len(columns["cosine"])))
-    traces = [dots(layers, columns["cosine"], "mean cosine")]
-    for name, label in (("rank", "effective rank"), ("clusters", "clusters")):
-        traces.append(dots(layers, columns[name], label, yaxis="y2"))
-    second = {"overlaying": "y", "side": "right", "title": {"text": "rank, clusters"},
+    traces = [
+        dots(layers, columns["cosine"], "mean cosine"),
+        dots(layers, columns["rank"], "effective rank", yaxis="y2"),
+    ]
+    second = {"overlaying": "y", "side": "right", "title": {"text": "effective rank"},
               "rangemode": "tozero", "tickmode": "auto", "showgrid": False,
               "automargin": True}  # fmt: skip
-    return plot("Layer by layer", "layer", "mean cosine", traces, yaxis2=second)
+    return plot(
+        "Layer by layer", "layer", "mean cosine", traces, yaxis2=second,
+        caption="Tokens that become alike have a cosine near 1 and an effective rank near 1.",
+    )  # fmt: skip
 
 
 def _paths_picture(found: list[Tensor]) -> dict:
@@ -140,11 +137,13 @@ def _paths_picture(found: list[Tensor]) -> dict:
             "hoverinfo": "skip",
         })  # fmt: skip
     for k, name in ((0, "first layer"), (-1, "last layer")):
-        size = {"size": 5, "color": "#718096" if k == 0 else "#c05621"}
+        size = {"size": 5, "color": GREY if k == 0 else RED}
         traces.append(
             dots(flat[k, :, 0].tolist(), flat[k, :, 1].tolist(), name, line=False, marker=size)
         )
     return plot(
         "Tokens through the layers, in their principal plane", "first direction",
         "second direction", traces,
+        caption=f"Up to {PATHS} tokens, each a line from grey to red, in the plane in which all "
+        "layers spread most.",
     )  # fmt: skip

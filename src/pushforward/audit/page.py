@@ -28,15 +28,24 @@ header { display: flex; align-items: center; gap: .75rem; flex-wrap: wrap; }
 .mark { color: #fff; border-radius: 6px; padding: .05rem .5rem; font-size: .8rem; }
 .good { background: var(--good); } .noted { background: var(--noted); }
 .bad { background: var(--bad); } .absent { background: var(--absent); }
+.failed { background: var(--ink); }
+.caption { color: var(--soft); font-size: .85rem; margin: 0 0 .5rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
   gap: 1rem; }
 .plot { height: 22rem; min-width: 0; }
+.plots > div { min-width: 0; }
 details { color: var(--soft); font-size: .9rem; margin-top: .5rem; }
 summary { cursor: pointer; }
 li { overflow-wrap: anywhere; }
 """
 
-MARKS = {"good": "holds", "noted": "worth a look", "bad": "refuted", "absent": "not seen"}
+MARKS = {
+    "good": "good",
+    "noted": "worth a look",
+    "bad": "refuted",
+    "absent": "nothing to see",
+    "failed": "failed",
+}
 
 DRAW = """
 const config = {responsive: true, displayModeBar: false};
@@ -63,18 +72,15 @@ def page(
         about: names and values to stand above.
         sections: what was found.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ImportError("A page needs Plotly: `pip install plotly`.") from error
-    kind = {0: "good", 1: "bad", 2: "absent"}[exit_code]
+    kind = {0: "good", 1: "bad", 2: "failed"}[exit_code]
     facts = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in about if b)
     links = "".join(
         f'<a href="#{s.name}"><span class="mark {s.status}">&nbsp;</span> {escape(s.name)}</a>'
         for s in sections
     )
-    mark = {"good": "passed", "bad": "refuted", "absent": "not audited"}[kind]
+    mark = {"good": "passed", "bad": "refuted", "failed": "failed"}[kind]
     body = "".join(_section(s) for s in sections)
+    scripts = f"<script>{_plotly()}</script><script>{DRAW}</script>" if sections else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -82,13 +88,23 @@ def page(
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n"
         f'<h1>{escape(title)}</h1><p class="lead"><span class="mark {kind}">{mark}</span> '
         f"{escape(verdict)}</p><dl>{facts}</dl><nav>{links}</nav>\n{body}"
-        f"<script>{get_plotlyjs()}</script><script>{DRAW}</script>\n</body></html>\n"
+        f"{scripts}\n</body></html>\n"
     )
+
+
+def _plotly() -> str:
+    """What draws the figures."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError("A page needs Plotly: `pip install plotly`.") from error
+    return get_plotlyjs()
 
 
 def _section(section: Section) -> str:
     plots = "".join(
-        f'<div class="plot" id="{section.name}-{k}"></div>'
+        f'<div><div class="plot" id="{section.name}-{k}"></div>'
+        f'<p class="caption">{escape(plot.get("caption", ""))}</p></div>'
         f'<script type="application/json" id="{section.name}-{k}-data">{_data(plot)}</script>'
         for k, plot in enumerate(section.plots)
     )

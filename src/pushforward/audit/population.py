@@ -12,12 +12,16 @@ from torch import Tensor
 from .._checks import check_floating
 from ..characterise.search import Box
 from ..measures import Measure
+from .section import count
 
 TokenLaw = Callable[[int, torch.Generator], Any]
 """`law(n, generator)` draws `n` tokens, as a tensor `(n, d)` or a measure."""
 
 LEAST = 4
 """Tokens that a context must have for it to be written in other ways."""
+
+MANY = 256
+"""Points that show where the data lie."""
 
 TYPICAL = 32
 """Tokens of a context where a user says nothing else."""
@@ -73,7 +77,14 @@ class Population:
     def draw(self, n: int, generator: torch.Generator) -> Measure:
         """A context of `n` tokens of equal weight."""
         if self.law is not None:
-            mu = _as_measure(self.law(n, generator))
+            try:
+                drawn = self.law(n, generator)
+            except TypeError as error:
+                raise TypeError(
+                    "`data`, a function, must take a number and a generator, "
+                    f"`law(n, generator)`: {error}"
+                ) from error
+            mu = _as_measure(drawn)
             if mu.n != n:
                 raise ValueError(f"`data(n, generator)` must draw n = {n} tokens, got {mu.n}.")
             same = bool((mu.log_weights == mu.log_weights[0]).all())
@@ -91,17 +102,22 @@ class Population:
 
     def box(self, generator: torch.Generator) -> Box:
         """Around some points."""
-        points = self.points(256, generator)
-        return Box(points.amin(0), points.amax(0))
+        return around(self.points(MANY, generator))
 
     def describe(self) -> str:
         """What it is, in words."""
         if not self.sets:
             return f"a law on R^{self.dim}"
         if len(self.sets) == 1:
-            return f"{self.sets[0].n} tokens in R^{self.dim}"
-        sizes = sorted(mu.n for mu in self.sets)
-        return f"{len(sizes)} sets of {sizes[0]} to {sizes[-1]} tokens in R^{self.dim}"
+            return f"{count(self.sets[0].n, 'token')} in R^{self.dim}"
+        sizes = sorted({mu.n for mu in self.sets})
+        span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return f"{len(self.sets)} sets of {span} tokens in R^{self.dim}"
+
+
+def around(points: Tensor) -> Box:
+    """The smallest box around points."""
+    return Box(points.amin(0), points.amax(0))
 
 
 def _parts(data: Any) -> Sequence[Any]:
@@ -128,6 +144,11 @@ def _as_measure(part: Any) -> Measure:
         raise TypeError(
             "`data` must be tokens `(n, d)`, a list of such sets, a Measure, or a function "
             f"`law(n, generator)`, got {type(part).__name__}."
+        )
+    if not part.is_floating_point():
+        raise ValueError(
+            f"`data` must be floating point, got {part.dtype}. Numbers become so with "
+            "`data.float()`; of token ids give the embeddings, and the model after them."
         )
     check_floating("data", part, "(n, d)", 2)
     if part.ndim != 2:

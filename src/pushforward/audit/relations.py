@@ -10,6 +10,7 @@ itself.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,12 +18,12 @@ from torch import Tensor
 from ..maps import InContextMap
 from ..measures import Measure
 from ..realise import rounding
+from .case import Case
 from .charts import plot
 from .depth import TOKENS
-from .population import Population
+from .look import chosen
 from .section import Section, count
-from .subjects import QuerySubject, Subject, TokenSubject
-from .symmetries import chosen
+from .subjects import QuerySubject, TokenSubject
 from .watch import Attentions, heads_of_map
 
 QUERIES = 40
@@ -38,28 +39,18 @@ NAMES = {
 }
 
 
-def relations(
-    subject: Subject, population: Population, queries: Tensor | None, generator: torch.Generator
-) -> Section:
-    """Measure every head.
-
-    Args:
-        subject: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        generator: of all that is random.
-    """
-    seed = generator.initial_seed()
-    population = population.one()
-    mu = population.context(generator, TOKENS)
-    layers = _heads(subject, mu, queries)
+def relations(case: Case) -> Section:
+    """Measure every head."""
+    case = replace(case, population=case.population.one())
+    mu = case.context(min(TOKENS, case.tokens - 2))
+    layers = _heads(case, mu)
     # an axis that only happens to be as long as there are tokens does not follow their number
     fewer = chosen(mu, torch.arange(mu.n - max(1, mu.n // 8)))
-    if len(layers) != len(_heads(subject, fewer, queries)):
+    if len(layers) != len(_heads(case, fewer)):
         layers = []
     if not layers:
-        return Section("relations", "absent", "no attention is to be seen in it", seed=seed)
-    table = [[_measured(P) for P in heads] for heads in layers]
+        return Section("relations", "absent", "no attention is to be seen in it")
+    table = [[head_numbers(P) for P in heads] for heads in layers]
     flat = [m for row in table for m in row]
     mean = {name: _mean([m[name] for m in flat]) for name in NAMES}
     few = sum(m["entropy"] < SHARP for m in flat)
@@ -72,44 +63,42 @@ def relations(
         verdict += f", centred rank {mean['rank']:.1f}"
     if few:
         verdict += f"; {count(few, 'head')} with nearly all weight on few tokens"
-    lines = [
-        f"layer {k + 1}, head {h + 1}: entropy {m['entropy']:.2f}, columns {m['columns']:.2f}, "
-        f"rank {'unknown' if m['rank'] is None else m['rank']}"
-        + ("" if m["self"] is None else f", itself {m['self']:.2f}")
-        for k, row in enumerate(table)
-        for h, m in enumerate(row)
-    ]
+    lines = []
+    for k, row in enumerate(table):
+        queries, keys = layers[k].shape[-2:]
+        for h, m in enumerate(row):
+            rank = "unknown" if m["rank"] is None else m["rank"]
+            own = "" if m["self"] is None else f", itself {m['self']:.2f}"
+            lines.append(
+                f"layer {k + 1}, head {h + 1} ({queries} to {keys}): entropy {m['entropy']:.2f}, "
+                f"columns {m['columns']:.2f}, rank {rank}{own}"
+            )
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
     plots = [_table_picture(table), _matrix_picture(layers)]
-    return Section("relations", "good", verdict, lines, numbers, plots, seed)
+    return Section("relations", "good", verdict, lines, numbers, plots)
 
 
-def _heads(subject: Subject, mu: Measure, queries: Tensor | None) -> list[Tensor]:
-    """One for every layer, `(heads, m, n)`."""
-    model = subject.model
+def _heads(case: Case, mu: Measure) -> list[Tensor]:
+    """One for every layer, `(heads, queries, keys)`: of tokens, of queries, of a class token."""
+    subject, model = case.subject, case.subject.model
+    some = None if case.queries is None else case.queries[:QUERIES]
     if isinstance(model, InContextMap):
-        return heads_of_map(model, mu, None if queries is None else queries[:QUERIES])
-    if not isinstance(subject, (TokenSubject, QuerySubject)):
-        return []
-    n = mu.n
-    choices: list[list[tuple[int, int]]] = [[(n, n)]]
-    if isinstance(subject, QuerySubject):
-        some = mu.atoms if queries is None else queries[:QUERIES]
-        m = len(some)
-        choices += [[(n + m, n), (n + m, n + m)], [(m, n)]]
+        return heads_of_map(model, mu, some)
+    n, m = mu.n, 0 if some is None else len(some)
+    keys = {n, n + 1, n + m}
+    if isinstance(subject, QuerySubject) and some is not None:
         run = lambda: subject.together(mu, some)
-    else:
+    elif isinstance(subject, TokenSubject):
         run = lambda: subject.raw(mu.atoms)
-    for shapes in choices:
-        with torch.no_grad(), Attentions(*shapes) as seen:
-            run()
-        if seen.found:
-            return seen.found
-    return []
+    else:
+        return []
+    with torch.no_grad(), Attentions([(a, b) for a in keys | {m} for b in keys]) as seen:
+        run()
+    return seen.found
 
 
-def _measured(P: Tensor) -> dict:
-    """Of one head."""
+def head_numbers(P: Tensor) -> dict:
+    """What one head relates."""
     m, n = P.shape
     p = P.double()
     entropy = -torch.special.xlogy(p, p).sum(-1).mean()
@@ -153,12 +142,16 @@ def _table_picture(table: list[list[dict]]) -> dict:
         {"type": "heatmap", "z": grid, "colorscale": "Viridis", "visible": k == 0,
          "x": [f"head {h + 1}" for h in range(widest)],
          "y": [f"layer {i + 1}" for i in range(len(table))],
-         "hovertemplate": "%{y}, %{x}: %{z:.3g}<extra></extra>", "colorbar": {"thickness": 12}}
-        for k, grid in enumerate(grids.values())
+         "hovertemplate": "%{y}, %{x}: %{z:.3g}<extra></extra>", "colorbar": {"thickness": 12},
+         "zmin": 0, **({} if name == "rank" else {"zmax": 1})}
+        for k, (name, grid) in enumerate(grids.items())
     ]  # fmt: skip
     return plot(
         "Every head", "", "", traces, yaxis={"autorange": "reversed"},
         updatemenus=[_menu(list(NAMES.values()))],
+        caption="Entropy 1 is the mean of all tokens, 0 one of them. Column sums: 0 if every "
+        "token is attended to as much as any other. The rank is the least dimension of a head "
+        "that could do this.",
     )  # fmt: skip
 
 
@@ -181,6 +174,7 @@ def _matrix_picture(layers: list[Tensor]) -> dict:
     return plot(
         title, "key", "query", traces, yaxis={"autorange": "reversed"},
         updatemenus=[_menu(names)],
+        caption="Each row is one token, its weights on all tokens sum to one.",
     )  # fmt: skip
 
 

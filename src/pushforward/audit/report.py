@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ from torch import Tensor
 
 from .._checks import check_floating, check_sizes
 from .._progress import bar
+from ..measures import Measure
 from ..recovery import BlackBoxError
+from .calling import as_subject
+from .case import QUERIES, Case, Padded
 from .depth import depth
+from .look import outputs
 from .page import page
 from .population import Population
 from .relations import relations
 from .section import Section, Status
 from .sensitivity import sensitivity
 from .size import size
-from .subjects import BoxSubject, Subject, Unrecovered, subject
+from .subjects import BoxSubject, Subject, Unrecovered, near
 from .symmetries import symmetries
 from .theorem import theorem
 
@@ -32,9 +37,6 @@ LEAST_TOKENS = 32
 
 PER_SECTION = 10
 """Steps of a section on the bar."""
-
-Padded = Callable[[Tensor, Tensor], Tensor]
-"""The model on tokens `(n, d)` of which some are padding; a mask says which are real."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +65,19 @@ class Audit:
         if self.problem is not None:
             return f"could not be audited: {self.problem}"
         bad = [s for s in self.sections if s.status == "bad"]
-        if bad:
-            return "; ".join(f"{s.name}: {s.verdict}" for s in bad)
-        noted = [s.name for s in self.sections if s.status == "noted"]
-        return "nothing refuted" + (f"; worth a look: {', '.join(noted)}" if noted else "")
+        found = "; ".join(f"{s.name}: {s.verdict}" for s in bad) or "nothing refuted"
+        for status, said in (("failed", "could not be looked at"), ("noted", "worth a look")):
+            names = [s.name for s in self.sections if s.status == status]
+            found += f"; {said}: {', '.join(names)}" if names else ""
+        return found
 
     @property
     def exit_code(self) -> int:
-        """0 if nothing is refuted, 1 if something is, 2 if it could not be audited."""
-        if self.problem is not None:
-            return 2
-        return int(any(s.status == "bad" for s in self.sections))
+        """1 if something is refuted; else 2 if something could not be looked at; else 0."""
+        statuses = {s.status for s in self.sections}
+        if "bad" in statuses:
+            return 1
+        return 2 if self.problem is not None or "failed" in statuses else 0
 
     def __getitem__(self, name: str) -> Section:
         """The section of a name."""
@@ -100,7 +104,7 @@ class Audit:
 
     def to_html(self) -> str:
         """One page with everything in it, which needs no network."""
-        about = [("Called", self.how), ("Data", self.data), ("Seed", str(self.seed))]
+        about = [("How", self.how), ("Data", self.data), ("Seed", str(self.seed))]
         return page(f"Audit of {self.model}", self.verdict, self.exit_code, about, self.sections)
 
     def save(self, file: str | os.PathLike) -> Path:
@@ -113,6 +117,8 @@ class Audit:
         write = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
         if file.suffix not in write:
             raise ValueError(f"An audit is saved as .html, .json or .txt, got {file.name!r}.")
+        if not file.parent.is_dir():
+            raise FileNotFoundError(f"There is no folder {str(file.parent)!r} to write into.")
         draft = file.with_name(f".{file.name}.part")
         try:
             draft.write_text(write[file.suffix](), encoding="utf-8")
@@ -158,8 +164,9 @@ def audit(
         name: of the model, for the report.
         batched: whether the model wants an axis for sets; by default it is tried without, then
             with it, the other way round if `data` is `(b, n, d)`.
-        padded: `padded(tokens, real)`, the model on tokens of which some are padding. PyTorch's
-            encoders need none.
+        padded: `padded(tokens, real)`, the model on tokens `(n, d)` of which some are padding,
+            `real` `(n,)` being true for the others; `padded(context, real, queries)` with queries.
+            PyTorch's encoders need none.
         tokens: of the largest context, at least 32; a model may not take more.
         seed: of all that is random.
         progress: whether to show a bar; by default at a terminal, for what takes over a second.
@@ -175,23 +182,38 @@ def audit(
         raise ValueError(f"`tokens` must be at least {LEAST_TOKENS} to see a rate, got {tokens}.")
     chosen, seed = _chosen(sections), int(seed)
     population = Population(data)
-    queries = _checked(queries, population)
+    queries = _checked(queries)
     forms = (population.batched, not population.batched) if batched is None else (batched,)
     name = name or _name(model)
     data_said, total = population.describe(), PER_SECTION * len(chosen)
-    with torch.random.fork_rng(_devices(population)), bar("audit", total, progress) as tell:
+    everywhere = range(torch.cuda.device_count())
+    with torch.random.fork_rng(everywhere), _kept(model), bar("audit", total, progress) as tell:
         torch.manual_seed(seed)
         try:
             with torch.no_grad():
-                asked = _subject(model, population, queries, forms, seed)
+                asked = _asked(model, population, queries, forms, tokens, seed)
         except BlackBoxError as error:
             return Audit(name, "", data_said, seed, (), str(error))
         found = []
         for k, part in enumerate(chosen):
+            generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(part))
             tick = _within(tell, PER_SECTION * k)
-            found.append(_section(part, asked, population, queries, seed, padded, tokens, tick))
+            case = Case(asked, population, queries, tokens, padded, generator, tick)
+            found.append(_section(part, case))
             tell(PER_SECTION * (k + 1))
     return Audit(name, asked.how, data_said, seed, tuple(found))
+
+
+@contextmanager
+def _kept(model: Any) -> Iterator[None]:
+    """Leaves the buffers of a module as they were, whatever its calls do to them."""
+    before = _buffers(model)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in before.items():
+                model.get_buffer(name).copy_(buffer)
 
 
 def _name(model: Any) -> str:
@@ -212,82 +234,78 @@ def _within(tell: Callable[[int], None], start: int) -> Callable[[], None]:
     return tick
 
 
-def _section(
-    name: str,
-    asked: Subject,
-    population: Population,
-    queries: Tensor | None,
-    seed: int,
-    padded: Padded | None,
-    tokens: int,
-    tick: Callable[[], None],
-) -> Section:
+LOOK: dict[str, Callable[[Case], Section]] = {
+    "symmetries": symmetries,
+    "size": size,
+    "theorem": theorem,
+    "sensitivity": sensitivity,
+    "depth": depth,
+    "relations": relations,
+}
+
+
+def _section(name: str, case: Case) -> Section:
     """One part, with a generator of its own, so that leaving others out changes nothing."""
-    generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
-    run: dict[str, Callable[[], Section]] = {
-        "symmetries": lambda: symmetries(asked, population, queries, generator, padded),
-        "size": lambda: size(asked, population, queries, generator, tokens),
-        "theorem": lambda: theorem(asked, population, queries, generator, tokens, tick),
-        "sensitivity": lambda: sensitivity(asked, population, queries, generator, tick),
-        "depth": lambda: depth(asked, population, queries, generator),
-        "relations": lambda: relations(asked, population, queries, generator),
-    }
+    seed = case.generator.initial_seed()
+    status: Status = "failed"
     try:
         with torch.no_grad():
-            return run[name]()
+            return replace(LOOK[name](case), seed=seed)
     except Unrecovered as error:
-        why, status = str(error), _absent  # for the theorem to say
+        why, status = str(error), "absent"  # for the theorem to say
     except BlackBoxError as error:
-        # draws of the data and other ways to write them: the model must take those
-        why, status = str(error), _bad if name in ("symmetries", "size") else _absent
-    except Exception as error:
-        why, status = f"{type(error).__name__}: {error}", _absent
-    return Section(name, status, f"could not be looked at: {why}", seed=generator.initial_seed())
+        why = str(error)
+    except Exception as error:  # inside somebody's model anything can happen
+        why = f"{type(error).__name__}: {error}"
+    return Section(name, status, f"could not be looked at: {why}", seed=seed)
 
 
-_absent: Status = "absent"
-_bad: Status = "bad"
-
-
-def _subject(
+def _asked(
     model: Any,
     population: Population,
     queries: Tensor | None,
     forms: Sequence[bool],
+    tokens: int,
     seed: int,
 ) -> Subject:
     """The model as a subject that answers, and answers the same when asked again."""
     generator = torch.Generator().manual_seed(seed)
-    mu = population.context(generator)
+    mu = population.context(generator, min(population.typical, tokens // 4))
     other = population.draw(mu.n + 1, generator)
-    some = None if queries is None else queries[:4]
-    found = subject(model, mu, other, some, forms)
+    some = None if queries is None else queries[:QUERIES]
     hint = ""
     if isinstance(model, torch.nn.Module) and model.training:
         hint = " (it is in training mode: call `model.eval()`)"
+    buffers = _buffers(model)
+    found = as_subject(model, mu, other, some, forms)
+    for name, after in _buffers(model).items():
+        if not torch.equal(buffers[name], after):
+            raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
 
     def ask(luck: int) -> Tensor:
         torch.manual_seed(luck)
-        if some is not None:
-            return found.answer(mu, some)
-        return found.push(mu).atoms if isinstance(found, BoxSubject) else found.tokens(mu)
+        out = outputs(found, mu, some)
+        return out.atoms if isinstance(out, Measure) else out
 
-    def same(a: Tensor, b: Tensor) -> bool:
-        tol = 64 * torch.finfo(a.dtype).eps * float(a.abs().max())
-        return a.shape == b.shape and float((a - b).abs().max()) <= tol
-
-    first, again = ask(seed), ask(seed)
-    if not same(first, again):
+    first = ask(seed)
+    if not near(first, ask(seed)):
         raise BlackBoxError(f"it keeps state: a second call gives another output{hint}")
-    if not same(first, ask(seed + 1)):
+    if not near(first, ask(seed + 1)):
         raise BlackBoxError(f"it is random: two calls on the same tokens differ{hint}")
     if isinstance(found, BoxSubject):
         found.push(other)
     else:
         found.answer(other, mu.atoms[:1] if some is None else some)
-    if not same(first, ask(seed)):
+    if not near(first, ask(seed)):
         raise BlackBoxError(f"it keeps state: a call changes the output of a later one{hint}")
     return found
+
+
+def _buffers(model: Any) -> dict[str, Tensor]:
+    """What a module keeps beside its parameters."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 def _chosen(sections: Sequence[str]) -> list[str]:
@@ -298,7 +316,7 @@ def _chosen(sections: Sequence[str]) -> list[str]:
     return [name for name in SECTIONS if name in chosen]
 
 
-def _checked(queries: Tensor | None, population: Population) -> Tensor | None:
+def _checked(queries: Tensor | None) -> Tensor | None:
     if queries is None:
         return None
     check_floating("queries", queries, "(m, q)", 2)
@@ -307,8 +325,3 @@ def _checked(queries: Tensor | None, population: Population) -> Tensor | None:
     if not bool(queries.isfinite().all()):
         raise ValueError("`queries` must be finite, got NaN or infinity.")
     return queries.detach()
-
-
-def _devices(population: Population) -> list[torch.device]:
-    """Whose random state is to be left alone."""
-    return [population.device] if population.device.type == "cuda" else []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-Status = Literal["good", "noted", "bad", "absent"]
-"""As it should be; worth a look; refuted; could not be looked at."""
+Status = Literal["good", "noted", "bad", "absent", "failed"]
+"""As it should be; worth a look; refuted; nothing to see; could not be looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Section:
             from plotly.graph_objects import Figure
         except ImportError as error:
             raise ImportError("Figures need Plotly: `pip install plotly`.") from error
-        return [Figure(dict(plot)) for plot in self.plots]
+        return [Figure({k: plot[k] for k in ("data", "layout")}) for plot in self.plots]
 
     def to_dict(self) -> dict[str, Any]:
         """All but the pictures, as plain data."""

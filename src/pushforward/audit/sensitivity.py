@@ -7,21 +7,20 @@ small moves of all other tokens to replacing them all; then a search for the ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..characterise.continuity import line
+from .._fits import power
 from ..characterise.search import Box
 from ..distances import wasserstein
 from ..measures import Measure
+from .case import Case
 from .charts import LOG, RED, dots, guide, plot
-from .population import Population
+from .population import MANY, around
 from .section import Section, Status
 from .subjects import Subject
-from .symmetries import Look
 
 POINTS = 4
 CONTEXTS = 4
@@ -33,8 +32,6 @@ HOLDER = 0.8
 
 MOVES = {torch.float64: (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), torch.float32: (1e-3, 1e-2, 1e-1)}
 """How far tokens are moved, in units of the spread of the data."""
-
-_UNKNOWN = (math.nan, math.nan)
 
 STEP = {torch.float64: 1e-5, torch.float32: 1e-2}
 """How far one token moves in the search for the steepest change."""
@@ -63,65 +60,47 @@ class Change:
         """The response to a unit of change."""
         return self.response / self.apart if self.apart > 0 else 0.0
 
+    def to_dict(self) -> dict:
+        """As plain data, to be looked at again."""
+        return {
+            "ratio": self.ratio, "w1": self.apart, "response": self.response,
+            "mu": self.mu.atoms.tolist(), "nu": self.nu.atoms.tolist(), "x": self.x.tolist(),
+        }  # fmt: skip
 
-def sensitivity(
-    subject: Subject,
-    population: Population,
-    queries: Tensor | None,
-    generator: torch.Generator,
-    tick: Callable[[], None],
-) -> Section:
-    """Move and replace the other tokens.
 
-    Args:
-        subject: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        generator: of all that is random.
-        tick: told now and then.
-    """
-    population = population.one()
-    mu = population.context(generator)
-    floor = Look.of(subject, mu, queries, generator).allowed / 100
-    ask = _Ask(subject, floor)
-    draw = lambda m: population.points(m, generator) if queries is None else queries[:m]
-    points = draw(POINTS)
-    contexts = [population.context(generator) for _ in range(CONTEXTS)]
-    replaced = _replaced(ask, contexts, points, generator)
-    moved = _moved(ask, population, contexts, points, generator)
-    share = _share(subject, contexts, points)
-    found = [*replaced, *moved, *_steepest(ask, population, queries, generator, tick)]
-    worst, local = _closest(ask, found)
-    small = [c for c in moved if c.response > floor]
-    exponent, error = math.nan, math.nan
-    if len({round(math.log(c.apart), 1) for c in small}) >= 3:
-        logs = [(math.log(c.apart), math.log(c.response)) for c in small]
-        exponent, error = line(*zip(*logs, strict=True))
-    status, verdict = _verdict((exponent, error), local, worst)
+def sensitivity(case: Case) -> Section:
+    """Move and replace the other tokens."""
+    case = replace(case, population=case.population.one())
+    mu = case.context()
+    floor = case.look(mu).rounding
+    ask = _Ask(case.subject, floor)
+    points, contexts = case.points(POINTS), [case.context() for _ in range(CONTEXTS)]
+    replaced = _replaced(ask, contexts, points, case.generator)
+    moved = _moved(ask, case, contexts, points)
+    share = _share(case.subject, contexts, points)
+    worst, local = _halved(ask, [*replaced, *moved, *_steepest(ask, case)])
+    overall = power([(c.apart, c.response) for c in moved if c.response > 0])
+    status, verdict = _verdict(overall, local, worst, mu.n)
     lines = []
-    numbers: dict = {"share": share}
     if share is not None:
-        whose = "the query" if subject.separate else "the token itself"
+        whose = "the query" if case.subject.separate else "the token itself"
         lines.append(
             f"{share:.0%} of the variance of outputs comes from the context, the rest from {whose}"
         )
     if worst.ratio > 0:
         lines.append(
-            f"the steepest change found: contexts {worst.apart:.2g} apart in W1, images of one "
-            f"point {worst.response:.2g} apart, ratio {worst.ratio:.3g}, a lower bound of the "
-            "Lipschitz constant in the context"
+            f"the steepest change found: contexts {worst.apart:.2g} apart in W1, images "
+            f"{worst.response:.2g} apart, ratio {worst.ratio:.3g}, a lower bound of the Lipschitz "
+            "constant in the context"
         )
-        numbers["worst"] = {
-            "ratio": worst.ratio, "w1": worst.apart, "response": worst.response,
-            "mu": worst.mu.atoms.tolist(), "nu": worst.nu.atoms.tolist(), "x": worst.x.tolist(),
-        }  # fmt: skip
-    numbers |= {"exponent": exponent, "exponent_error": error, "worst_exponent": local[0]}
-    numbers["replaced"] = [{"w1": c.apart, "response": c.response} for c in replaced]
-    numbers["moved"] = [{"w1": c.apart, "response": c.response} for c in moved]
-    return Section(
-        "sensitivity", status, verdict, lines, numbers, [_picture(replaced, moved, worst)],
-        generator.initial_seed(),
-    )  # fmt: skip
+    numbers = {
+        "share": share, "tokens": mu.n, "exponent": overall[0], "exponent_error": overall[1],
+        "worst_exponent": local[0], "worst": worst.to_dict(),
+        "replaced": [{"w1": c.apart, "response": c.response} for c in replaced],
+        "moved": [{"w1": c.apart, "response": c.response} for c in moved],
+    }  # fmt: skip
+    plots = [_picture(replaced, moved, worst)]
+    return Section("sensitivity", status, verdict, lines, numbers, plots)
 
 
 class _Ask:
@@ -134,7 +113,8 @@ class _Ask:
         """Of one context for another."""
         a, b = (self.subject.answer(m, x[None])[0] for m in (mu, nu))
         response = float((a - b).norm())
-        apart = float(wasserstein(mu, nu)) * self.subject.rest(mu)
+        share = mu.n / (mu.n + self.subject.joining())  # of the others, where x is a token too
+        apart = float(wasserstein(mu, nu)) * share
         return Change(mu, nu, x, apart, response if response > self.floor else 0.0)
 
 
@@ -157,20 +137,14 @@ def _replaced(
     return found
 
 
-def _moved(
-    ask: _Ask,
-    population: Population,
-    contexts: list[Measure],
-    points: Tensor,
-    generator: torch.Generator,
-) -> list[Change]:
+def _moved(ask: _Ask, case: Case, contexts: list[Measure], points: Tensor) -> list[Change]:
     """All others moved a little, in random directions in which the data vary."""
-    scale = population.points(256, generator).std(0)
-    found = []
+    cloud = case.population.points(MANY, case.generator)
+    scale, box, found = cloud.std(0), around(cloud), []
     for k, mu in enumerate(contexts):
-        noise = torch.randn(mu.atoms.shape, generator=generator).to(mu.atoms)
+        noise = torch.randn(mu.atoms.shape, generator=case.generator).to(mu.atoms)
         for step in MOVES.get(mu.dtype, MOVES[torch.float32]):
-            nu = mu.moved(mu.atoms + step * scale * noise)
+            nu = mu.moved(box.clamp(mu.atoms + step * scale * noise))
             found.append(ask.change(mu, nu, points[k % len(points)]))
     return found
 
@@ -185,40 +159,32 @@ def _share(subject: Subject, contexts: list[Measure], points: Tensor) -> float |
     return within / total if total > 0 else 0.0
 
 
-def _steepest(
-    ask: _Ask,
-    population: Population,
-    queries: Tensor | None,
-    generator: torch.Generator,
-    tick: Callable[[], None],
-) -> list[Change]:
+def _steepest(ask: _Ask, case: Case) -> list[Change]:
     """Random moves of a context, a point and a direction, kept where one token matters more."""
-    box = population.box(generator)
+    generator, box = case.generator, case.population.box(case.generator)
     sides = box.high - box.low
     step = STEP.get(sides.dtype, STEP[torch.float32])
     # a random step in every direction in which the data vary
-    randn = lambda *shape: (
-        torch.randn(*shape, sides.numel(), generator=generator).to(sides) * sides
-    )
+    rand = lambda *n: torch.randn(*n, len(sides), generator=generator).to(sides) * sides
+    pick = lambda n: int(torch.randint(n, (), generator=generator))
     found = []
     for _ in range(STARTS):
-        mu = population.context(generator)
-        x = population.points(1, generator)[0]
-        if queries is not None:
-            x = queries[int(torch.randint(len(queries), (), generator=generator))]
-        j, u = int(torch.randint(mu.n, (), generator=generator)), randn()
+        mu, x = case.context(), case.points(1)[0]
+        if case.queries is not None:
+            x = case.queries[pick(len(case.queries))]
+        j, u = pick(mu.n), rand()
         now = ask.change(mu, _pushed(mu, j, u, step, box), x)
         for k in range(ROUNDS):
             size = 10 ** (-0.5 - 2 * k / ROUNDS)
-            other_j = int(torch.randint(mu.n, (), generator=generator)) if k % 4 == 0 else j
-            other_u = u + 3 * size * randn()
-            other = mu if k % 2 else mu.moved(box.clamp(mu.atoms + size * randn(mu.n)))
-            there = x if queries is not None or k % 3 else box.clamp(x + size * randn())
+            other_j = pick(mu.n) if k % 4 == 0 else j
+            other_u = u + 3 * size * rand()
+            other = mu if k % 2 else mu.moved(box.clamp(mu.atoms + size * rand(mu.n)))
+            there = x if case.queries is not None or k % 3 else box.clamp(x + size * rand())
             new = ask.change(other, _pushed(other, other_j, other_u, step, box), there)
             if new.ratio > now.ratio:
                 now, mu, j, u, x = new, other, other_j, other_u, there
         found.append(now)
-        tick()
+        case.tick()
     return found
 
 
@@ -230,15 +196,15 @@ def _pushed(mu: Measure, j: int, u: Tensor, step: float, box: Box) -> Measure:
     return mu.moved(atoms)
 
 
-def _closest(ask: _Ask, found: list[Change]) -> tuple[Change, tuple[float, float]]:
+def _halved(ask: _Ask, found: list[Change]) -> tuple[Change, tuple[float, float]]:
     """The steepest pair, and how the response falls as pairs come together, with its error.
 
     The steepest pair and the one that responds most are halved again and again, keeping the half
     that responds more: at a jump the response stays.
     """
-    steepest = max(found, key=lambda c: c.ratio)
-    best, power = steepest, _UNKNOWN
-    for pair in {id(c): c for c in (steepest, max(found, key=lambda c: c.response))}.values():
+    steepest, largest = (max(found, key=key) for key in (lambda c: c.ratio, lambda c: c.response))
+    best, fits = steepest, []
+    for pair in (steepest,) if steepest is largest else (steepest, largest):
         chain = [pair]
         for _ in range(HALVINGS):
             mu, nu = chain[-1].mu, chain[-1].nu
@@ -249,19 +215,16 @@ def _closest(ask: _Ask, found: list[Change]) -> tuple[Change, tuple[float, float
                 break
             chain.append(more)
         best = max([best, *chain], key=lambda c: c.ratio)
-        late = chain[len(chain) // 2 :]
-        if len(late) >= 3:
-            logs = [(math.log(c.apart), math.log(c.response)) for c in late]
-            new = line(*zip(*logs, strict=True))
-            power = new if math.isnan(power[0]) or new[0] < power[0] else power
-    return best, power
+        fits.append(power([(c.apart, c.response) for c in chain[len(chain) // 2 :]]))
+    known = [fit for fit in fits if not math.isnan(fit[0])]
+    return best, min(known, default=(math.nan, math.nan))
 
 
 def _verdict(
-    overall: tuple[float, float], local: tuple[float, float], worst: Change
+    overall: tuple[float, float], local: tuple[float, float], worst: Change, n: int
 ) -> tuple[Status, str]:
     if worst.ratio == 0:
-        return "good", "a token's output does not respond to the other tokens"
+        return "good", "outputs do not respond to the other tokens"
     small = [e for e, error in (overall, local) if e + 2 * error < HOLDER]
     if small:
         return "noted", (
@@ -273,7 +236,10 @@ def _verdict(
         f"in proportion to the change of the context (exponent {exponent:.2f}, standard error "
         f"{error:.2f}), "
     )  # fmt: skip
-    return "good", f"responds {power}at most {worst.ratio:.3g} times as much, as far as seen"
+    return "good", (
+        f"responds {power}at most {worst.ratio:.3g} times as much in contexts of {n} tokens, as "
+        "far as seen"
+    )
 
 
 def _picture(replaced: list[Change], moved: list[Change], worst: Change) -> dict:
@@ -291,4 +257,6 @@ def _picture(replaced: list[Change], moved: list[Change], worst: Change) -> dict
     return plot(
         "One point, two contexts", "W1 of the contexts", "distance of its images", traces,
         xaxis=LOG, yaxis=LOG,
+        caption="Below the dashed line, the steepest change found, one point's output changes by "
+        "less than that many times the change of its context.",
     )  # fmt: skip

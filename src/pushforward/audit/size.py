@@ -8,16 +8,15 @@ $k$ times is the same measure: whatever changes then is due to the number of tok
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from ..characterise.continuity import line
+from .._fits import power
+from .case import Case
 from .charts import LOG, RED, dots, guide, plot, ticks
-from .population import Population
+from .look import ALLOWED, chosen
 from .section import Section, Status
-from .subjects import Subject
-from .symmetries import Look, chosen
 
 LEAST = 8
 CONTEXTS = 12
@@ -30,70 +29,46 @@ CONVERGES = -0.25
 """Rates up to this are taken for convergence."""
 
 
-def size(
-    subject: Subject,
-    population: Population,
-    queries: Tensor | None,
-    generator: torch.Generator,
-    most: int,
-) -> Section:
-    """Contexts of more and more tokens, and one context written more and more often.
-
-    Args:
-        subject: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        generator: of all that is random.
-        most: tokens of the largest context.
-    """
-    population = population.one()
-    points = population.points(POINTS, generator) if queries is None else queries[:POINTS]
-    sizes = [LEAST * 2**k for k in range(int(math.log2(max(1, most // LEAST))) + 1)]
+def size(case: Case) -> Section:
+    """Contexts of more and more tokens, and one context written more and more often."""
+    case = replace(case, population=case.population.one())
+    points, alone = case.points(POINTS), case.subject.joining()
+    sizes = [LEAST * 2**k for k in range(int(math.log2(case.tokens // LEAST)) + 1)]
     spreads, means = [], []
     for m in sizes:
-        contexts = [population.draw(m, generator) for _ in range(CONTEXTS)]
-        out = torch.stack([subject.answer(mu, points) for mu in contexts]).double()
+        draws = [case.population.draw(m - alone, case.generator) for _ in range(CONTEXTS)]
+        out = torch.stack([case.subject.answer(mu, points) for mu in draws]).double()
         spreads.append(float(out.var(0).sum(-1).mean().sqrt()))
         means.append(out.mean(0))
+        case.tick()
     drifts = [float((mean - means[-1]).square().sum(-1).mean().sqrt()) for mean in means]
     scale = float(means[-1].square().sum(-1).mean().sqrt())
-    lengths, allowed = _lengths(subject, population, queries, generator, most)
-    seen = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > allowed / 50]
-    late = [(m, s) for m, s in seen if m >= min(LATE, sizes[-3])]
-    rate, error = math.nan, math.nan
-    if len(late) >= 3:
-        rate, error = line([math.log(m) for m, _ in late], [math.log(s) for _, s in late])
-    status, verdict = _verdict(lengths, allowed, scale, rate, error, bool(seen))
+    lengths, allowed = _lengths(case)
+    seen = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > allowed / ALLOWED]
+    rate, error = power([(m, s) for m, s in seen if m >= min(LATE, sizes[-3])])
+    status, verdict = _verdict(lengths, allowed, scale, (rate, error), bool(seen))
     numbers = {
-        "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate,
-        "rate_error": error, "output_size": scale,
-        "length": [{"tokens": n, "deviation": d} for n, d in lengths], "length_allowed": allowed,
+        "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate, "rate_error": error,
+        "output_size": scale, "length_tolerance": allowed,
+        "length": [{"tokens": n, "deviation": d} for n, d in lengths],
     }  # fmt: skip
     lines = [
-        f"{m} tokens: outputs of a point differ by {s:.2e} between contexts"
+        f"{m} tokens: outputs differ by {s:.2e} between contexts"
         for m, s in zip(sizes, spreads, strict=True)
     ]
     lines += [f"one context as {n} tokens: outputs change by {d:.1e}" for n, d in lengths]
     plots = [_spread_picture(sizes, spreads, rate), _length_picture(lengths, allowed)]
-    return Section("size", status, verdict, lines, numbers, plots, generator.initial_seed())
+    return Section("size", status, verdict, lines, numbers, plots)
 
 
-def _lengths(
-    subject: Subject,
-    population: Population,
-    queries: Tensor | None,
-    generator: torch.Generator,
-    most: int,
-) -> tuple[list[tuple[int, float]], float]:
-    """How outputs change when one context is written more often, and what is rounding."""
-    mu = population.context(generator)
-    look = Look.of(subject, mu, queries, generator)
-    everyone, found = torch.arange(mu.n), []
+def _lengths(case: Case) -> tuple[list[tuple[int, float]], float]:
+    """How outputs change when one context is written more often, and what counts as none."""
+    mu = case.context()
+    look, found = case.look(mu), []
     for k in COPIES:
-        if k * mu.n > max(most, 2 * mu.n):
-            break
-        index = everyone.repeat(k)
-        found.append((k * mu.n, look.deviation(chosen(mu, index), index)))
+        if k * mu.n <= case.tokens:
+            index = torch.arange(mu.n).repeat(k)
+            found.append((k * mu.n, look.deviation(chosen(mu, index), index)))
     return found, look.allowed
 
 
@@ -101,11 +76,11 @@ def _verdict(
     lengths: list[tuple[int, float]],
     allowed: float,
     scale: float,
-    rate: float,
-    error: float,
+    fit: tuple[float, float],
     seen: bool,
 ) -> tuple[Status, str]:
     changed = [(n, d) for n, d in lengths if d > allowed]
+    rate, error = fit
     if changed:
         n, d = changed[-1]
         return "bad", (
@@ -114,7 +89,7 @@ def _verdict(
             f"(outputs are of size {scale:.2g})"
         )
     if not seen:
-        return "good", "outputs of a token do not depend on the other tokens"
+        return "good", "outputs do not depend on the other tokens"
     if math.isnan(rate):
         return "noted", "the spread reached rounding too soon to see a rate"
     if rate <= CONVERGES:
@@ -140,18 +115,19 @@ def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict
     return plot(
         "The same point in contexts of m tokens of one law", "tokens m", "spread of the output",
         traces, xaxis=ticks(sizes), yaxis=LOG,
+        caption=f"Standard deviation over {CONTEXTS} contexts drawn anew: for a smooth map of "
+        "measures it falls along the dashed line.",
     )  # fmt: skip
 
 
 def _length_picture(lengths: list[tuple[int, float]], allowed: float) -> dict:
     tokens = [n for n, _ in lengths]
-    least = allowed * 1e-4
-    traces = [
-        dots(tokens, [max(d, least) for _, d in lengths], "change", line=True),
-        guide(tokens, [allowed] * len(tokens), "rounding"),
-    ]
-    traces[0]["line"] = {"color": RED}
+    change = dots(tokens, [max(d, allowed * 1e-4) for _, d in lengths], "change")
+    change["line"] = {"color": RED}
     return plot(
-        "One context, written more often", "tokens", "change of outputs", traces,
+        "One context, written more often", "tokens", "change of outputs",
+        [change, guide(tokens, [allowed] * len(tokens), "tolerance")],
         xaxis=ticks(tokens), yaxis=LOG,
+        caption="Twice the same tokens is the same measure: above the dashed line the number of "
+        "tokens itself matters.",
     )  # fmt: skip

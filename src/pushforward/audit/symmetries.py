@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..distances import wasserstein
 from ..measures import Measure
 from ..recovery import BlackBoxError
+from .case import Case
 from .charts import BLUE, GREY, LOG, RED, plot
-from .population import Population
+from .look import Look, chosen
 from .section import Section, Status
-from .subjects import BoxSubject, QuerySubject, Subject, TokenSubject, as_tensor, finite
+from .subjects import QuerySubject, Refused, TokenSubject, as_tensor, finite, tried
 
 DRAWS = 3
-QUERIES = 4
-COARSEST = 2.0**-7
-"""The rounding unit of bfloat16, the coarsest that computes."""
-
-ALLOWED = 50
-"""How often the response to a change of one rounding unit a change may be: encoders of 24 layers
-reach 1.3."""
-
 BLUNT = 0.05
 """Of the spread of outputs; where rounding may be more than this, nothing can be said."""
 
@@ -40,249 +30,168 @@ WRONG = {
 }
 
 
-def symmetries(
-    subject: Subject,
-    population: Population,
-    queries: Tensor | None,
-    generator: torch.Generator,
-    padded: Callable[[Tensor, Tensor], Tensor] | None,
-) -> Section:
-    """Write contexts in other ways, and see whether outputs change.
-
-    Args:
-        subject: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        generator: of all that is random.
-        padded: the model on tokens of which some are padding.
-    """
+def symmetries(case: Case) -> Section:
+    """Write contexts in other ways, and see whether outputs change."""
     worst: dict[str, tuple[float, float]] = {}
-    blunt = 0.0
+    failed: dict[str, str] = {}
+    blunt, constant = 0.0, True
     for _ in range(DRAWS):
-        mu = population.context(generator)
-        look = Look.of(subject, mu, queries, generator)
-        blunt = max(blunt, look.bluntness)
-        for name, deviation in _tests(look, population, generator, padded).items():
-            before = worst.get(name, (0.0, math.inf))
-            if deviation * before[1] >= before[0] * look.allowed or before[1] == math.inf:
+        mu = case.context()
+        look = case.look(mu)
+        blunt, constant = max(blunt, look.bluntness), constant and look.spread == 0
+        for name, test in _tests(case, look, mu).items():
+            try:
+                deviation = test()
+            except BlackBoxError as error:
+                failed[name] = str(error)
+                continue
+            before = worst.get(name)
+            if before is None or deviation * before[1] >= before[0] * look.allowed:
                 worst[name] = deviation, look.allowed
+        case.tick()
     wrong = [name for name, (deviation, allowed) in worst.items() if deviation > allowed]
-    verdict = "; ".join(WRONG[name] for name in wrong)
-    status: Status = "bad" if wrong else "good"
-    if not wrong and blunt > BLUNT:
-        status = "noted"
-        verdict = (
+    status, verdict = _verdict(wrong, failed, blunt, constant)
+    numbers = {
+        name: {"deviation": deviation, "tolerance": allowed, "holds": deviation <= allowed}
+        for name, (deviation, allowed) in worst.items()
+    }
+    holds = "not seen" if blunt > BLUNT else "holds"
+    lines = [
+        f"{name}: {'broken' if name in wrong else holds}, outputs change by {deviation:.1e} "
+        f"(tolerance {allowed:.1e})"
+        for name, (deviation, allowed) in worst.items()
+    ]
+    lines += [f"{name}: failed, {why}" for name, why in failed.items()]
+    if "padding" not in worst and "padding" not in failed:
+        lines.append("padding: not tried; give `padded=`, the model on tokens and a mask")
+    return Section("symmetries", status, verdict, lines, numbers, [_picture(worst)])
+
+
+def _verdict(
+    wrong: list[str], failed: dict[str, str], blunt: float, constant: bool
+) -> tuple[Status, str]:
+    if wrong:
+        return "bad", "; ".join(WRONG[name] for name in wrong)
+    if failed:
+        return "failed", "; ".join(f"{name} could not be tried: {failed[name]}" for name in failed)
+    if constant:
+        return "noted", "its outputs are all the same, whatever the tokens"
+    if blunt > BLUNT:
+        return "noted", (
             f"cannot tell: rounding alone may change outputs by {blunt:.0%} of their spread; give "
             "it float64, or data near 0"
         )
-    numbers = {
-        name: {"deviation": deviation, "allowed": allowed, "holds": deviation <= allowed}
-        for name, (deviation, allowed) in worst.items()
+    return "good", "its outputs depend on the measure of the tokens, not on how it is written"
+
+
+def rewritings(case: Case, look: Look, mu: Measure) -> dict[str, Callable[[], float]]:
+    """How far outputs move when tokens are permuted, and when all are repeated."""
+    order = torch.randperm(mu.n, generator=case.generator)
+    many = [torch.arange(mu.n).repeat(k) for k in (2, 3)]
+    return {
+        "permutation": lambda: look.deviation(chosen(mu, order), order),
+        "duplication": lambda: max(look.deviation(chosen(mu, i), i) for i in many),
     }
-    lines = [
-        f"{name}: {'broken' if name in wrong else 'holds'}, outputs change by {deviation:.1e} "
-        f"({allowed:.1e} is rounding)"
-        for name, (deviation, allowed) in worst.items()
-    ]
-    if "padding" not in worst:
-        lines.append("padding: not tried; give `padded=`, the model on tokens and a mask")
-    return Section(
-        "symmetries",
-        status,
-        verdict or "its outputs depend on the measure of the tokens, not on how it is written",
-        lines,
-        numbers,
-        [_picture(worst)],
-        generator.initial_seed(),
-    )
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
-    """A context, what the model makes of it, and how much of a change is rounding.
-
-    Args:
-        subject: the model.
-        mu: the context.
-        queries: where to ask, if that is apart from it.
-        out: the outputs.
-        allowed: the largest change that counts as none.
-        spread: the size of outputs, less what they have in common.
-    """
-
-    subject: Subject
-    mu: Measure
-    queries: Tensor | None
-    out: Tensor | Measure
-    allowed: float
-    spread: float = 0.0
-
-    @property
-    def bluntness(self) -> float:
-        """What counts as no change, as a share of the spread of outputs."""
-        return self.allowed / self.spread if self.spread > 0 else 0.0
-
-    @classmethod
-    def of(
-        cls, subject: Subject, mu: Measure, queries: Tensor | None, generator: torch.Generator
-    ) -> Look:
-        """Ask, and ask again with every coordinate changed by a rounding unit.
-
-        A model that computes in a coarser precision than its data does not feel that: the change
-        is doubled until it does.
-        """
-        some = None
-        if queries is not None:
-            some = queries[torch.randperm(len(queries), generator=generator)[:QUERIES]]
-        out = _outputs(subject, mu, some)
-        look = cls(subject, mu, some, out, 0.0)
-        points = out.atoms if isinstance(out, Measure) else out
-        unit = max(torch.finfo(mu.dtype).eps, torch.finfo(points.dtype).eps)
-        everyone, jitter, step = torch.arange(mu.n), 0.0, unit
-        varies = mu.atoms.amax(0) > mu.atoms.amin(0)  # a model may insist on a constant
-        while step <= COARSEST:
-            for _ in range(3):
-                signs = torch.randint(2, mu.atoms.shape, generator=generator) * 2 - 1
-                nudged = mu.moved(mu.atoms * (1 + step * (varies * signs.to(mu.atoms))))
-                jitter = max(jitter, look.deviation(nudged, everyone))
-            if jitter > 0:
-                break
-            step *= 8
-        unit = step if jitter > 0 else unit
-        away = points - points.mean(0) if len(points) > 1 else points
-        allowed = ALLOWED * (jitter + unit * float(points.abs().max()))
-        return cls(subject, mu, some, out, allowed, float(away.abs().max()))
-
-    def deviation(self, changed: Measure, index: Tensor, base: Measure | None = None) -> float:
-        """How far outputs are from what they were.
-
-        Args:
-            changed: the context, written in another way.
-            index: for its first tokens, which of the old ones they are.
-            base: another context to compare with.
-        """
-        old = self.out if base is None else _outputs(self.subject, base, self.queries)
-        new = _outputs(self.subject, changed, self.queries)
-        if isinstance(old, Measure) and isinstance(new, Measure):
-            return float(wasserstein(old, new))
-        assert isinstance(old, Tensor) and isinstance(new, Tensor)
-        if self.subject.pooled or self.subject.separate:
-            return float((new - old).abs().max())
-        return float((new[: len(index)] - old[index.to(old.device)]).abs().max())
-
-
-def _outputs(subject: Subject, mu: Measure, queries: Tensor | None) -> Tensor | Measure:
-    if queries is not None:
-        return subject.answer(mu, queries)
-    return subject.push(mu) if isinstance(subject, BoxSubject) else subject.tokens(mu)
-
-
-def _tests(
-    look: Look,
-    population: Population,
-    generator: torch.Generator,
-    padded: Callable[[Tensor, Tensor], Tensor] | None,
-) -> dict[str, float]:
-    """How far outputs move, for every way to write a context that applies."""
-    subject, mu, n = look.subject, look.mu, look.mu.n
-    order = torch.randperm(n, generator=generator)
-    everyone, found = torch.arange(n), {}
-    found["permutation"] = look.deviation(chosen(mu, order), order)
-    found["duplication"] = max(
-        look.deviation(chosen(mu, everyone.repeat(k)), everyone.repeat(k)) for k in (2, 3)
-    )
-    twice = torch.cat([everyone[:1], everyone])
+def _tests(case: Case, look: Look, mu: Measure) -> dict[str, Callable[[], float]]:
+    """Every way to write a context that applies, and how far outputs move by it."""
+    subject = case.subject
+    twice = torch.cat([torch.arange(1), torch.arange(mu.n)])
+    found = rewritings(case, look, mu)
     if subject.weighted:
         heavy = Measure(mu.atoms, weights=_doubled(mu), times=mu.times)
-        found["weights"] = look.deviation(chosen(mu, twice), twice, base=heavy)
-    elif not subject.pooled and not subject.separate:
-        out = subject.tokens(chosen(mu, twice))
-        found["equal tokens"] = float((out[0] - out[1]).abs().max())
-    padding = _padding(look, population, generator, padded)
-    if padding is not None:
-        found["padding"] = padding
-    if isinstance(subject, TokenSubject) and subject.batched:
-        try:
-            found["neighbours"] = _neighbours(subject, mu, population, generator)
-        except BlackBoxError:
-            pass  # it takes one set at a time
+        found["weights"] = lambda: look.deviation(chosen(mu, twice), twice, base=heavy)
+        found["padding"] = lambda: _weightless(case, look, mu)
+    elif isinstance(subject, TokenSubject) and not subject.pooled:
+        found["equal tokens"] = lambda: _between(*subject.outputs(chosen(mu, twice))[:2])
+    known = isinstance(subject, TokenSubject) and subject.masks
+    if not subject.weighted and (case.padded is not None or known):
+        found["padding"] = lambda: _padding(case, look, mu)
+    if isinstance(subject, TokenSubject) and subject.batched and _takes_two(subject, mu):
+        found["neighbours"] = lambda: _neighbours(case, subject, mu)
     if isinstance(subject, QuerySubject) and look.queries is not None:
-        apart = subject.together(mu, look.queries) - subject.alone(mu, look.queries)
-        found["queries"] = float(apart.abs().max())
+        asked = look.queries
+        found["queries"] = lambda: _between(subject.together(mu, asked), subject.alone(mu, asked))
     return found
 
 
-def _padding(
-    look: Look,
-    population: Population,
-    generator: torch.Generator,
-    padded: Callable[[Tensor, Tensor], Tensor] | None,
-) -> float | None:
-    """The change that junk tokens make which do not count; None if nobody can say so."""
-    subject, mu = look.subject, look.mu
-    junk = population.points(3, generator)
-    atoms = torch.cat([mu.atoms, junk])
-    real = torch.arange(len(atoms), device=atoms.device) < mu.n
-    if subject.weighted:
-        times = None
-        if mu.times is not None:
-            times = torch.cat([mu.times, mu.times[:1].expand(3)])
-        changed = Measure(atoms, weights=real.to(atoms), times=times)
-        return look.deviation(changed, torch.arange(mu.n))
-    if padded is None and isinstance(subject, TokenSubject):
-        padded = subject.padded
-    if padded is None or subject.separate or isinstance(look.out, Measure):
-        return None
-    try:
-        out = as_tensor(padded(atoms.clone(), real))
-    except BlackBoxError:
-        raise
-    except Exception as error:
-        raise BlackBoxError(f"with padding it raised {type(error).__name__}: {error}") from error
-    rows = 1 if subject.pooled else len(atoms)
-    if out.numel() % rows or out.reshape(rows, -1).shape[1] != look.out.shape[1]:
-        raise BlackBoxError(
-            f"`padded` returned shape {tuple(out.shape)} for {len(atoms)} tokens, and without "
-            f"padding it is {tuple(look.out.shape)}"
-        )
-    return float((finite(out.reshape(rows, -1))[: mu.n] - look.out).abs().max())
-
-
-def _neighbours(
-    subject: TokenSubject, mu: Measure, population: Population, generator: torch.Generator
-) -> float:
-    """The change that another set in the batch makes."""
-    other = population.draw(mu.n, generator).atoms
-    alone = subject.raw(mu.atoms)
-    both = subject.batch(torch.stack([mu.atoms, other]))
-    return float((both[0] - alone).abs().max())
-
-
-def chosen(mu: Measure, index: Tensor) -> Measure:
-    """Tokens in another order, some perhaps twice, all of equal weight."""
-    index = index.to(mu.device)
-    return Measure(mu.atoms[index], times=None if mu.times is None else mu.times[index])
+def _between(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
 
 
 def _doubled(mu: Measure) -> Tensor:
+    """The first token twice as heavy as the others."""
     weights = torch.ones_like(mu.atoms[:, 0])
     weights[0] = 2
     return weights
 
 
+def _junk(case: Case, mu: Measure) -> tuple[Tensor, Tensor]:
+    """The tokens and three more that do not count, and which are real."""
+    atoms = torch.cat([mu.atoms, case.population.points(3, case.generator)])
+    return atoms, torch.arange(len(atoms), device=atoms.device) < mu.n
+
+
+def _weightless(case: Case, look: Look, mu: Measure) -> float:
+    """The change that tokens without weight make."""
+    atoms, real = _junk(case, mu)
+    times = None if mu.times is None else torch.cat([mu.times, mu.times[:1].expand(3)])
+    changed = Measure(atoms, weights=real.to(atoms), times=times)
+    return look.deviation(changed, torch.arange(mu.n))
+
+
+def _padding(case: Case, look: Look, mu: Measure) -> float:
+    """The change that tokens make which a mask says do not count."""
+    subject, (atoms, real) = case.subject, _junk(case, mu)
+    given = (atoms.clone(), real) if look.queries is None else (atoms.clone(), real, look.queries)
+    if case.padded is not None:
+        out = as_tensor(tried(case.padded, *given))
+    else:
+        assert isinstance(subject, TokenSubject)
+        out = subject.padded(atoms, real)
+    assert isinstance(look.out, Tensor)
+    rows = len(look.out) if subject.pooled or subject.separate else len(atoms)
+    if out.numel() != rows * look.out.shape[1]:
+        raise BlackBoxError(
+            f"`padded` returned shape {tuple(out.shape)} for {len(atoms)} tokens, and without "
+            f"padding it is {tuple(look.out.shape)}"
+        )
+    return _between(finite(out.reshape(rows, -1))[: len(look.out)], look.out)
+
+
+def _takes_two(subject: TokenSubject, mu: Measure) -> bool:
+    """Whether the model takes two sets at all."""
+    try:
+        subject.batch(torch.stack([mu.atoms, mu.atoms]))
+    except Refused:
+        return False
+    except BlackBoxError:
+        pass  # it takes them, and makes something bad of them
+    return True
+
+
+def _neighbours(case: Case, subject: TokenSubject, mu: Measure) -> float:
+    """The change that another set in the batch makes."""
+    other = case.population.draw(mu.n, case.generator).atoms
+    return _between(subject.batch(torch.stack([mu.atoms, other]))[0], subject.raw(mu.atoms))
+
+
 def _picture(worst: dict[str, tuple[float, float]]) -> dict:
     names = list(worst)
     ratios = [max(d / a, 1e-6) if a > 0 else 1e-6 for d, a in worst.values()]
-    bars = {
-        "type": "bar", "orientation": "h", "x": ratios, "y": names,
-        "marker": {"color": [RED if r > 1 else BLUE for r in ratios]}, "showlegend": False,
-        "hovertemplate": "%{y}: %{x:.2g} of what rounding may do<extra></extra>",
+    points = {
+        "type": "scatter", "mode": "markers", "x": ratios, "y": names, "showlegend": False,
+        "marker": {"color": [RED if r > 1 else BLUE for r in ratios], "size": 11},
+        "hovertemplate": "%{y}: %{x:.2g} of the tolerance<extra></extra>",
     }  # fmt: skip
     line = {
         "type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1,
         "line": {"dash": "dash", "color": GREY},
     }  # fmt: skip
     return plot(
-        "Change of outputs by another way to write a context", "change, 1 is rounding", "",
-        [bars], xaxis=LOG, shapes=[line],
+        "Change of outputs by another way to write a context", "change / tolerance", "",
+        [points], xaxis=LOG, shapes=[line],
+        caption="Right of the dashed line outputs change by more than rounding can: the symmetry "
+        "is broken.",
     )  # fmt: skip

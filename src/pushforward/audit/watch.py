@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ class Attentions(TorchFunctionMode):
         shapes: numbers of queries and keys that are attention between tokens.
     """
 
-    def __init__(self, *shapes: tuple[int, int]):
+    def __init__(self, shapes: Collection[tuple[int, int]]):
         super().__init__()
         self.shapes = shapes
         self.found: list[Tensor] = []

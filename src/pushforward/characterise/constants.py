@@ -3,9 +3,9 @@ r"""A lower bound of a Lipschitz constant in $W_1$, by search.
 $$\sup\frac{W_1(f(\mu),f(\nu))}{W_1(\mu,\nu)}$$
 
 is approached by moving one atom a little: no other small change of atoms does better, because the
-distances add up by mass. The measure, its weights, the atom and the direction are looked for, along
-gradients where there are any and by random moves, from draws of the law and from configurations in
-which attention is known to be steep: one leader far out and all others half way to it.
+distances add up by mass. The measure, its weights, the atom and the direction are looked for,
+along gradients where there are any and by random moves, from draws of the law and from
+configurations in which attention is known to be steep: one leader far out and all others half way.
 """
 
 from __future__ import annotations

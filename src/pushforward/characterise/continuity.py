@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .._fits import line_slope
 from .search import RATIO, Herd, Scale, Search
 
 LIPSCHITZ_LIKE = 0.8
@@ -103,7 +104,7 @@ def continuity(search: Search, precision: Precision, scale: float, noise: float)
     scales = search.scales(hs, precision.least_eta)
     late = [s for s in scales if s.h <= scale * precision.fit] or scales[-3:]
     quotients = [max(s.gap, noise) / s.h for s in late]
-    exponent, error = line([-math.log(s.h) for s in late], [math.log(q) for q in quotients])
+    exponent, error = line_slope([-math.log(s.h) for s in late], [math.log(q) for q in quotients])
     if late[-1].gap <= 2 * noise:
         exponent, error = 0.0, 0.0
     steepest = max(scales, key=lambda s: s.gap / s.h)
@@ -187,16 +188,6 @@ def _growth(table: Sequence[tuple[float, float]]) -> float:
     r"""The exponent of $K$ in $1/\eta$; 0 where masses do not matter and there is but one."""
     if len(table) < 2:
         return 0.0
-    return line(
+    return line_slope(
         [-math.log(eta) for eta, _ in table], [math.log(max(k, 1e-300)) for _, k in table]
     )[0]
-
-
-def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """The slope of a line through points, and its standard error."""
-    a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
-    a, b = a - a.mean(), b - b.mean()
-    spread = float(a.square().sum())
-    slope = float((a * b).sum()) / spread
-    rest = float((b - slope * a).square().sum())
-    return slope, math.sqrt(rest / max(1, len(x) - 2) / spread)

@@ -9,10 +9,11 @@ import torch
 from ..distances import wasserstein
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ..recovery.black_box import BlackBoxError, as_measure_map, called, masses
+from ..recovery.black_box import BlackBoxError, called, masses
 from ..recovery.decoding import Decoding, decode
 from ..recovery.probes import Excess
 from .search import Law
+from .views import embedded, widened
 
 DRAWS = 5
 ATOMS = 12
@@ -41,6 +42,7 @@ class Witness:
     eta: float | None = None
     drawn: bool = True
 
+    @torch.no_grad()
     def replay(self, f: MeasureMap | InContextMap) -> float:
         r"""What the map does to it now.
 
@@ -48,7 +50,7 @@ class Witness:
         two measures, $W_1$ of their images; for one, how far an output mass is from all sums of
         input masses.
         """
-        call = as_measure_map(f)
+        call = embedded(widened(f, self.mu)[0])
         if self.x is not None and self.other is not None and self.eta is not None:
             a, b = (Excess().image(call, self.mu, x, self.eta) for x in (self.x, self.other))
             return float((a - b).norm())

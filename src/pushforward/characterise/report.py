@@ -7,25 +7,25 @@ of its derivative is uniformly continuous. Both can be refuted from outside, nei
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
+from torch import Tensor
 
 from .._checks import check_sizes
 from .._progress import bar
 from ..manifolds import Euclidean, Manifold
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ..recovery.black_box import BlackBoxError, as_measure_map, guarded, with_probe
+from ..recovery.black_box import BlackBoxError, guarded, with_probe
 from ..zoo import DISCONTINUOUS, IN_CONTEXT, NO_MEASURE_MAP, SPLITS
 from .calls import BlackBox
 from .constants import Pair, quotient, steepest
 from .continuity import PRECISION, Continuity, continuity
 from .laws import Witness, draw, insane, wrong_for_measures, wrong_masses
-from .search import Box, Law, Search, Ticker
+from .search import Box, Herd, Law, Search, Ticker
+from .views import embedded, manifold_of, widened
 
 UNKNOWN = "could not be characterised"
 
@@ -94,10 +94,10 @@ class Characterisation:
                 lines.append(f"  K({eta:.0e}) = {steep:.3g}")
         if self.lipschitz is not None:
             k = self.lipschitz
-            upper = "not certified" if math.isinf(k.upper) else f"{k.upper:.4g}"
+            upper = "no bound is certified" if math.isinf(k.upper) else f"at most {k.upper:.4g}"
             lines.append(
                 f"  Lipschitz in W1 on the ball of radius {k.radius:.3g}: at least {k.lower:.4g}, "
-                f"at most {upper}"
+                f"{upper}"
             )
         return "\n".join(lines)
 
@@ -132,8 +132,10 @@ def characterise(
     """
     check_sizes(dim=dim)
     generator = torch.Generator().manual_seed(seed)
-    f, law = _widened(f, law, dim)
-    call = guarded(_embedded(as_measure_map(f), manifold_of(f)))
+    mu = draw(law, torch.Generator().manual_seed(0), dim)
+    f, dtype = widened(f, mu)
+    given, law = law, lambda g: given(g).to(dtype)
+    call = guarded(embedded(f))
     with torch.no_grad(), bar("characterise", TICKS, progress) as tick:
         reason = insane(call, law, generator, dim)
         if reason is not None:
@@ -163,7 +165,9 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
     precision = PRECISION.get(draws[0].dtype, PRECISION[torch.float32])
     noise = 64 * torch.finfo(draws[0].dtype).eps * max(1.0, box.size)
     found = continuity(search, precision, box.size, noise)
-    pairs = [steepest(call, law, box, generator, tick), *_seen(call, found)]
+    herd, h, _ = found.witness
+    ends = [end[0] for end in search.ends(herd, h)]
+    pairs = [steepest(call, law, box, generator, tick), *_seen(call, herd, ends)]
     pair = max((p for p in pairs if p is not None), key=lambda p: p.ratio, default=None)
     constant = Constant(0.0 if pair is None else pair.ratio, upper, box.radius, pair)
     refuted = found.refuted and math.isinf(upper)
@@ -172,12 +176,11 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
         return Characterisation(
             f"{UNKNOWN}: it jumps, or is steeper than {found.slope:.2g}, and {name} cannot tell; "
             "give it float64",
-            _jump(found), constant, deviation, residual, found, seed,
+            _jump(found, ends), constant, deviation, residual, found, seed,
         )  # fmt: skip
-    return Characterisation(
-        DISCONTINUOUS if refuted else IN_CONTEXT, _jump(found) if refuted else None, constant,
-        deviation, residual, found, seed,
-    )  # fmt: skip
+    verdict = DISCONTINUOUS if refuted else IN_CONTEXT
+    witness = _jump(found, ends) if refuted else None
+    return Characterisation(verdict, witness, constant, deviation, residual, found, seed)
 
 
 def _box(draws: list[Measure], manifold: Manifold) -> Box:
@@ -187,43 +190,6 @@ def _box(draws: list[Measure], manifold: Manifold) -> Box:
     if not bool((manifold.retract(points) - points).abs().max() <= near):
         manifold = Euclidean()
     return Box(points.amin(0), points.amax(0), manifold)
-
-
-def manifold_of(f: object) -> Manifold:
-    """Where the points of an in-context map live, that of a field inside it included."""
-    parts = [m for m in f.modules() if isinstance(m, InContextMap)] if _is_map(f) else []
-    curved = [m.manifold for m in parts if m.manifold != Euclidean()]
-    return curved[0] if curved else Euclidean()
-
-
-def _embedded(f: MeasureMap, manifold: Manifold) -> MeasureMap:
-    """Images where near and far are what they are on the manifold: angles do not jump."""
-    if manifold == Euclidean():
-        return f
-
-    def embedded(mu: Measure) -> Measure:
-        out = f(mu)
-        return out.moved(manifold.embed(out.atoms))
-
-    return embedded
-
-
-def _is_map(f: object) -> TypeGuard[InContextMap]:
-    return isinstance(f, InContextMap)
-
-
-def _widened(f: MeasureMap | InContextMap, law: Law, dim: int) -> tuple:
-    """An in-context map of float32 as the same formula in float64, which resolves more."""
-    mu = draw(law, torch.Generator().manual_seed(0), dim)
-    if not isinstance(f, InContextMap) or mu.dtype == torch.float64:
-        return f, law
-    try:
-        wide = copy.deepcopy(f).double()
-        with torch.no_grad():
-            wide.push(mu.to(torch.float64))
-    except Exception:  # it is not made for that: look at it as it is
-        return f, law
-    return wide, lambda generator: law(generator).to(torch.float64)
 
 
 def _certified(f: object, radius: float) -> float:
@@ -237,21 +203,17 @@ def _certified(f: object, radius: float) -> float:
         return math.inf
 
 
-def _seen(call: MeasureMap, found: Continuity) -> list[Pair | None]:
+def _seen(call: MeasureMap, herd: Herd, ends: list[Tensor]) -> list[Pair | None]:
     """The steepest place of the search as pairs of measures, with a point of several masses."""
-    herd, h, _ = found.witness
-    mu, pairs = Measure.unchecked(herd.atoms[0], herd.logs[0]), []
-    for eta in (0.5, 0.1, 1e-2, 1e-3):
-        ends = [with_probe(mu, x, eta)[0] for x in (herd.x[0], herd.x[0] + h * herd.u[0])]
-        pairs.append(quotient(call, *ends))
-    return pairs
+    mu = Measure.unchecked(herd.atoms[0], herd.logs[0])
+    with_mass = lambda eta: (with_probe(mu, x, eta)[0] for x in ends)
+    return [quotient(call, *with_mass(eta)) for eta in (0.5, 0.1, 1e-2, 1e-3)]
 
 
-def _jump(found: Continuity) -> Witness:
+def _jump(found: Continuity, ends: list[Tensor]) -> Witness:
     herd, h, eta = found.witness
     mu = Measure.unchecked(herd.atoms[0], herd.logs[0])
-    x = herd.x[0]
     return Witness(
         f"a mass of {eta:.0e} that moves by {h:.1e} has its image move by {float(herd.gap):.2g}",
-        mu, None, x, x + h * herd.u[0], eta, bool(herd.drawn[0]),
+        mu, None, ends[0], ends[1], eta, bool(herd.drawn[0]),
     )  # fmt: skip

@@ -185,18 +185,21 @@ class Search:
         law: Law,
         box: Box,
         generator: torch.Generator,
-        tick: Ticker,
+        tick: Callable[[], None],
         effort: Effort | None = None,
     ):
         self.caller, self.law, self.box, self.generator = caller, law, box, generator
         self.tick = tick
         self.effort = effort or (Effort() if caller.batched else ONE_BY_ONE)
-        self.tries = self.effort.tries
+
+    def ends(self, herd: Herd, h: float) -> tuple[Tensor, Tensor]:
+        """The two points of each candidate, both where points may be."""
+        return herd.x, self.box.clamp(herd.x + h * herd.u)
 
     def gaps(self, herd: Herd, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where nobody can tell."""
         twice = lambda t: torch.cat([t, t])
-        ends = torch.cat([herd.x, self.box.clamp(herd.x + h * herd.u)])
+        ends = torch.cat(self.ends(herd, h))
         y = self.caller.images(twice(herd.atoms), twice(herd.logs), ends, twice(herd.eta))
         a, b = y.chunk(2)
         return (a - b).norm(dim=-1).nan_to_num(0, 0, 0)
@@ -279,7 +282,7 @@ class Search:
         return self._improved(herd, h, (h / NEAR, min(NEAR * h, self.box.size)))
 
     def _improved(self, herd: Herd, h: float, steps: tuple[float, float]) -> Herd:
-        herd = herd.better(self._best(self._moved(herd, h, steps), self.tries, h))
+        herd = herd.better(self._best(self._moved(herd, steps), self.effort.tries, h))
         if self.caller.differentiable:
             herd = herd.better(self._ascended(herd, h, steps))
         return herd
@@ -293,14 +296,14 @@ class Search:
 
     def _sizes(self, herd: Herd, steps: tuple[float, float]) -> Tensor:
         """Steps of all sizes between two, one for each variant."""
-        share = (torch.arange(self.tries).to(herd.x) + self._rand(1)) / self.tries
+        share = (torch.arange(self.effort.tries).to(herd.x) + self._rand(1)) / self.effort.tries
         least, most = steps
         sizes = most * torch.exp(share * math.log(least / most))
         return sizes.repeat_interleave(len(herd.x))[:, None]
 
-    def _moved(self, herd: Herd, h: float, steps: tuple[float, float]) -> Herd:
+    def _moved(self, herd: Herd, steps: tuple[float, float]) -> Herd:
         """Random steps in all that may move."""
-        size, many = self._sizes(herd, steps), herd.repeated(self.tries)
+        size, many = self._sizes(herd, steps), herd.repeated(self.effort.tries)
         moves = self._rand(len(many.x), 1, 1) < 0.5
         shaken = self.box.clamp(many.atoms + size[..., None] * self._randn(*many.atoms.shape))
         many.atoms = torch.where(moves, shaken, many.atoms)
@@ -325,14 +328,14 @@ class Search:
             torch.zeros_like(t) if s is None else _unit(s)
             for t, s in zip((atoms, x, u), slopes, strict=True)
         ]
-        size, many = self._sizes(herd, steps), herd.repeated(self.tries)
-        again = lambda t: torch.cat([t.detach()] * self.tries)
+        size, many = self._sizes(herd, steps), herd.repeated(self.effort.tries)
+        again = lambda t: torch.cat([t.detach()] * self.effort.tries)
         many.atoms = self.box.clamp(many.atoms + size[..., None] * again(up[0]))
         many.x = self.box.clamp(many.x + size * again(up[1]))
         turned = many.u + size / self.box.size * again(up[2])
         many.u = turned / turned.norm(dim=-1, keepdim=True)
         many.drawn = torch.zeros_like(many.drawn)
-        return self._best(many, self.tries, h)
+        return self._best(many, self.effort.tries, h)
 
     def _point(self, atoms: Tensor, h: float) -> Tensor:
         """Near an atom, at a midpoint, near the origin, or anywhere."""
