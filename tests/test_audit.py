@@ -63,6 +63,7 @@ def test_an_encoder_is_an_in_context_map():
     recovered = found["theorem"].numbers["recovered"]
     assert recovered["deviation"] < 1e-3 and recovered["deviation"] < 10 * recovered["estimate"]
     assert 0.9 < found["sensitivity"].numbers["exponent"] < 1.1
+    assert min(c["w1"] for c in found["sensitivity"].numbers["moved"]) < 1e-4
     assert len(found["depth"].numbers["cosine"]) == 3
     assert [len(row) for row in found["relations"].numbers["heads"]] == [2, 2]
 
@@ -524,7 +525,7 @@ def test_attention_with_a_class_token_and_across():
         return ((y @ y.mT).softmax(-1) @ y)[..., 1:, :]
 
     found = pf.audit(with_class, DATA, sections=["relations"])["relations"]
-    assert len(found.numbers["heads"]) == 1 and "(61 to 61)" in found.lines[0]
+    assert len(found.numbers["heads"]) == 1 and "61 queries to 61 keys" in found.lines[0]
 
     def tabular(c, q):
         return (q @ attend(c).mT).softmax(-1) @ c

@@ -66,5 +66,8 @@ def ticks(values: Sequence[float]) -> Plot:
     return {"type": "log", "tickvals": list(values), "ticktext": [str(v) for v in values]}
 
 
-LOG = {"type": "log", "exponentformat": "power"}
-"""An axis of powers of ten."""
+def log(*series: Sequence[float]) -> Plot:
+    """A logarithmic axis for some values, labelled at powers of ten where they span several."""
+    values = [v for values in series for v in values if v > 0]
+    wide = bool(values) and max(values) > 100 * min(values)
+    return {"type": "log", "exponentformat": "power", **({"dtick": 1} if wide else {})}

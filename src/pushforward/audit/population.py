@@ -100,10 +100,6 @@ class Population:
         """Some points, `(m, d)`."""
         return self.draw(m, generator).atoms
 
-    def box(self, generator: torch.Generator) -> Box:
-        """Around some points."""
-        return around(self.points(MANY, generator))
-
     def describe(self) -> str:
         """What it is, in words."""
         if not self.sets:

@@ -55,7 +55,7 @@ def relations(case: Case) -> Section:
     mean = {name: _mean([m[name] for m in flat]) for name in NAMES}
     few = sum(m["entropy"] < SHARP for m in flat)
     verdict = (
-        f"{count(len(flat), 'head')} in {count(len(layers), 'layer')}: entropy "
+        f"{count(len(flat), 'head')} in {count(len(layers), 'attention')}: entropy "
         f"{mean['entropy']:.2f} of the largest, column sums {mean['columns']:.2f} from those of a "
         "coupling"
     )
@@ -63,19 +63,28 @@ def relations(case: Case) -> Section:
         verdict += f", centred rank {mean['rank']:.1f}"
     if few:
         verdict += f"; {count(few, 'head')} with nearly all weight on few tokens"
-    lines = []
-    for k, row in enumerate(table):
-        queries, keys = layers[k].shape[-2:]
-        for h, m in enumerate(row):
-            rank = "unknown" if m["rank"] is None else m["rank"]
-            own = "" if m["self"] is None else f", itself {m['self']:.2f}"
-            lines.append(
-                f"layer {k + 1}, head {h + 1} ({queries} to {keys}): entropy {m['entropy']:.2f}, "
-                f"columns {m['columns']:.2f}, rank {rank}{own}"
-            )
+    lines = [_layer_line(k, row, layers[k]) for k, row in enumerate(table)]
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
     plots = [_table_picture(table), _matrix_picture(layers)]
     return Section("relations", "good", verdict, lines, numbers, plots)
+
+
+def _layer_line(k: int, row: list[dict], heads: Tensor) -> str:
+    """The heads of one layer in a line, from the least to the most."""
+
+    def span(name: str) -> str:
+        known = [m[name] for m in row if m[name] is not None]
+        if not known:
+            return "unknown"
+        ends = f"{min(known):.2g}", f"{max(known):.2g}"
+        return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+    queries, keys = heads.shape[-2:]
+    own = "" if row[0]["self"] is None else f", itself {span('self')}"
+    return (
+        f"attention {k + 1}, {queries} queries to {keys} keys, {count(len(row), 'head')}: entropy "
+        f"{span('entropy')}, columns {span('columns')}, rank {span('rank')}{own}"
+    )
 
 
 def _heads(case: Case, mu: Measure) -> list[Tensor]:
@@ -141,7 +150,7 @@ def _table_picture(table: list[list[dict]]) -> dict:
     traces = [
         {"type": "heatmap", "z": grid, "colorscale": "Viridis", "visible": k == 0,
          "x": [f"head {h + 1}" for h in range(widest)],
-         "y": [f"layer {i + 1}" for i in range(len(table))],
+         "y": [f"attention {i + 1}" for i in range(len(table))],
          "hovertemplate": "%{y}, %{x}: %{z:.3g}<extra></extra>", "colorbar": {"thickness": 12},
          "zmin": 0, **({} if name == "rank" else {"zmax": 1})}
         for k, (name, grid) in enumerate(grids.items())
@@ -163,7 +172,7 @@ def _matrix_picture(layers: list[Tensor]) -> dict:
     for k, heads in enumerate(layers):
         for h, P in enumerate(heads):
             if len(traces) < SHOWN:
-                names.append(f"layer {k + 1}, head {h + 1}")
+                names.append(f"attention {k + 1}, head {h + 1}")
                 grid = [[round(p, 4) for p in row] for row in P.double().tolist()]
                 traces.append(
                     {"type": "heatmap", "z": grid, "colorscale": "Blues", "reversescale": True,

@@ -17,7 +17,7 @@ from ..characterise.search import Box
 from ..distances import wasserstein
 from ..measures import Measure
 from .case import Case
-from .charts import LOG, RED, dots, guide, plot
+from .charts import RED, dots, guide, log, plot
 from .population import MANY, around
 from .section import Section, Status
 from .subjects import Subject
@@ -72,7 +72,7 @@ def sensitivity(case: Case) -> Section:
     """Move and replace the other tokens."""
     case = replace(case, population=case.population.one())
     mu = case.context()
-    floor = case.look(mu).rounding
+    floor = 10 * case.look(mu).rounding
     ask = _Ask(case.subject, floor)
     points, contexts = case.points(POINTS), [case.context() for _ in range(CONTEXTS)]
     replaced = _replaced(ask, contexts, points, case.generator)
@@ -140,7 +140,8 @@ def _replaced(
 def _moved(ask: _Ask, case: Case, contexts: list[Measure], points: Tensor) -> list[Change]:
     """All others moved a little, in random directions in which the data vary."""
     cloud = case.population.points(MANY, case.generator)
-    scale, box, found = cloud.std(0), around(cloud), []
+    scale, found = cloud.std(0), []
+    box = around(torch.cat([cloud, *(mu.atoms for mu in contexts)]))
     for k, mu in enumerate(contexts):
         noise = torch.randn(mu.atoms.shape, generator=case.generator).to(mu.atoms)
         for step in MOVES.get(mu.dtype, MOVES[torch.float32]):
@@ -161,15 +162,17 @@ def _share(subject: Subject, contexts: list[Measure], points: Tensor) -> float |
 
 def _steepest(ask: _Ask, case: Case) -> list[Change]:
     """Random moves of a context, a point and a direction, kept where one token matters more."""
-    generator, box = case.generator, case.population.box(case.generator)
+    generator, starts = case.generator, [case.context() for _ in range(STARTS)]
+    cloud = case.population.points(MANY, generator)
+    box = around(torch.cat([cloud, *(mu.atoms for mu in starts)]))
     sides = box.high - box.low
     step = STEP.get(sides.dtype, STEP[torch.float32])
     # a random step in every direction in which the data vary
     rand = lambda *n: torch.randn(*n, len(sides), generator=generator).to(sides) * sides
     pick = lambda n: int(torch.randint(n, (), generator=generator))
     found = []
-    for _ in range(STARTS):
-        mu, x = case.context(), case.points(1)[0]
+    for mu in starts:
+        x = case.points(1)[0]
         if case.queries is not None:
             x = case.queries[pick(len(case.queries))]
         j, u = pick(mu.n), rand()
@@ -243,20 +246,19 @@ def _verdict(
 
 
 def _picture(replaced: list[Change], moved: list[Change], worst: Change) -> dict:
-    traces = []
+    traces, shown = [], [c for c in (*replaced, *moved, worst) if c.apart > 0]
     for name, changes in (("some replaced", replaced), ("all moved", moved)):
         seen = [c for c in changes if c.response > 0 and c.apart > 0]
         traces.append(dots([c.apart for c in seen], [c.response for c in seen], name, line=False))
     if worst.response > 0:
         star = {"symbol": "star", "size": 14, "color": RED}
         traces.append(dots([worst.apart], [worst.response], "steepest", line=False, marker=star))
-        ends = [c.apart for c in (*replaced, *moved, worst) if c.apart > 0]
-        ends = [min(ends), max(ends)]
+        ends = [min(c.apart for c in shown), max(c.apart for c in shown)]
         name = f"ratio {worst.ratio:.3g}"
         traces.append(guide(ends, [worst.ratio * w for w in ends], name))
     return plot(
         "One point, two contexts", "W1 of the contexts", "distance of its images", traces,
-        xaxis=LOG, yaxis=LOG,
+        xaxis=log([c.apart for c in shown]), yaxis=log([c.response for c in shown]),
         caption="Below the dashed line, the steepest change found, one point's output changes by "
         "less than that many times the change of its context.",
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 
 from .._fits import power
 from .case import Case
-from .charts import LOG, RED, dots, guide, plot, ticks
+from .charts import RED, dots, guide, log, plot, ticks
 from .look import ALLOWED, chosen
 from .section import Section, Status
 
@@ -114,7 +114,7 @@ def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict
         traces.append(guide([m for m, _ in positive], half, "m^-1/2"))
     return plot(
         "The same point in contexts of m tokens of one law", "tokens m", "spread of the output",
-        traces, xaxis=ticks(sizes), yaxis=LOG,
+        traces, xaxis=ticks(sizes), yaxis=log(spreads),
         caption=f"Standard deviation over {CONTEXTS} contexts drawn anew: for a smooth map of "
         "measures it falls along the dashed line.",
     )  # fmt: skip
@@ -127,7 +127,7 @@ def _length_picture(lengths: list[tuple[int, float]], allowed: float) -> dict:
     return plot(
         "One context, written more often", "tokens", "change of outputs",
         [change, guide(tokens, [allowed] * len(tokens), "tolerance")],
-        xaxis=ticks(tokens), yaxis=LOG,
+        xaxis=ticks(tokens), yaxis=log(change["y"], [allowed]),
         caption="Twice the same tokens is the same measure: above the dashed line the number of "
         "tokens itself matters.",
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..measures import Measure
 from ..recovery import BlackBoxError
 from .case import Case
-from .charts import BLUE, GREY, LOG, RED, plot
+from .charts import BLUE, GREY, RED, log, plot
 from .look import Look, chosen
 from .section import Section, Status
 from .subjects import QuerySubject, Refused, TokenSubject, as_tensor, finite, tried
@@ -191,7 +191,7 @@ def _picture(worst: dict[str, tuple[float, float]]) -> dict:
     }  # fmt: skip
     return plot(
         "Change of outputs by another way to write a context", "change / tolerance", "",
-        [points], xaxis=LOG, shapes=[line],
+        [points], xaxis=log(ratios, [1.0]), shapes=[line],
         caption="Right of the dashed line outputs change by more than rounding can: the symmetry "
         "is broken.",
     )  # fmt: skip

@@ -20,7 +20,7 @@ from ..measures import Measure
 from ..recovery import BlackBoxError, Excess, recover
 from ..zoo import IN_CONTEXT, NO_MEASURE_MAP
 from .case import Case
-from .charts import LOG, RED, dots, guide, plot
+from .charts import RED, dots, guide, log, plot
 from .population import MANY, around
 from .section import Section, Status
 from .subjects import MapSubject, Subject, TokenSubject
@@ -260,13 +260,13 @@ def _steepest_line(found: Continuity, points: Tensor) -> str:
 
 def _gap_picture(found: Continuity) -> dict:
     seen = [(s.h, s.gap) for s in found.scales if s.gap > 0]
-    traces = [dots([h for h, _ in seen], [g for _, g in seen], "largest gap found")]
+    hs, gaps = [h for h, _ in seen], [g for _, g in seen]
+    traces = [dots(hs, gaps, "largest gap found")]
     if seen:
-        h0, g0 = seen[0]
-        traces.append(guide([h for h, _ in seen], [g0 * h / h0 for h, _ in seen], "Lipschitz"))
+        traces.append(guide(hs, [gaps[0] * h / hs[0] for h in hs], "Lipschitz"))
     return plot(
         "How far apart images of near points are", "distance h of the points",
-        "distance of their images", traces, xaxis=LOG, yaxis=LOG,
+        "distance of their images", traces, xaxis=log(hs), yaxis=log(gaps),
         caption="If there is a continuous in-context map, gaps close as points come together; in "
         "the end along the dashed slope if it is Lipschitz.",
     )  # fmt: skip
