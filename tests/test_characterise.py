@@ -204,8 +204,8 @@ def test_maps_on_a_part_of_space():
     eye = torch.eye(3)
     sphere = pf.fields.SelfAttention(2 * eye, eye, eye, manifold=pf.Sphere())
     on_it = lambda g: pf.Measure(torch.randn(8, 3, generator=g)).push(pf.Sphere().retract)
-    for f in (sphere, pf.Flow(sphere, t1=0.5, solver=pf.Euler(steps=3))):
-        assert pf.characterise(f, on_it, dim=3).verdict == zoo.IN_CONTEXT
+    flow = pf.Flow(sphere, t1=0.5, solver=pf.Euler(steps=2))
+    assert pf.characterise(flow, on_it, dim=3).verdict == zoo.IN_CONTEXT
     turning = pf.Flow(pf.fields.Kuramoto(1.0), t1=1.0, solver=pf.Euler(steps=4))
     angles = lambda g: pf.Measure(6.28 * torch.rand(8, 1, generator=g))
     assert pf.characterise(turning, angles, dim=1).verdict == zoo.IN_CONTEXT

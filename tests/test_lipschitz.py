@@ -54,7 +54,7 @@ def test_bounds_hold(name):
     assert math.isfinite(bound.measure) and bound.radius == RADIUS
     worst = 0.0
     with torch.no_grad():
-        for k in range(60):
+        for k in range(20 if "flow" in name else 60):  # of flows each takes long
             size = 10.0 ** -(k % 5)
             mu = pf.Measure(in_ball(5), torch.rand(5))
             x = in_ball(4)
