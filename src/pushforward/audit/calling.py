@@ -1,9 +1,10 @@
-"""How a model is to be called, tried out."""
+"""How a model is to be called, tried out, and whether it answers the same again."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from ..maps import InContextMap
 from ..measures import Measure
 from ..recovery import BlackBoxError
+from .case import QUERIES
+from .look import outputs
+from .population import Population
 from .subjects import (
     BoxSubject,
     MapSubject,
@@ -23,6 +27,83 @@ from .subjects import (
     near,
     tried,
 )
+
+
+def sane_subject(
+    model: Any,
+    population: Population,
+    queries: Tensor | None,
+    forms: Sequence[bool],
+    tokens: int,
+    seed: int,
+) -> Subject:
+    """A model as a subject that answers, and answers the same when asked again.
+
+    Args:
+        model: the model.
+        population: what tokens are like.
+        queries: where to ask, if that is apart from the context.
+        forms: whether it wants an axis for sets, in the order to try.
+        tokens: of the largest context.
+        seed: of all that is random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mu = population.context(generator, min(population.typical, tokens // 4))
+    other = population.draw(mu.n + 1, generator)
+    some = None if queries is None else queries[:QUERIES]
+    hint = ""
+    if isinstance(model, nn.Module) and model.training:
+        hint = " (it is in training mode: call `model.eval()`)"
+    buffers = _buffers(model)
+    found = as_subject(model, mu, other, some, forms)
+    for name, after in _buffers(model).items():
+        before = buffers.get(name)
+        if before is None or before.shape != after.shape or not _equal(before, after):
+            raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
+
+    def ask(luck: int) -> Tensor:
+        torch.manual_seed(luck)
+        out = outputs(found, mu, some)
+        return out.atoms if isinstance(out, Measure) else out
+
+    first = ask(seed)
+    if not near(first, ask(seed)):
+        raise BlackBoxError(f"it keeps state: a second call gives another output{hint}")
+    if not near(first, ask(seed + 1)):
+        raise BlackBoxError(f"it is random: two calls on the same tokens differ{hint}")
+    if isinstance(found, BoxSubject):
+        found.push(other)
+    else:
+        found.answer(other, mu.atoms[:1] if some is None else some)
+    if not near(first, ask(seed)):
+        raise BlackBoxError(f"it keeps state: a call changes the output of a later one{hint}")
+    return found
+
+
+def _buffers(model: Any) -> dict[str, Tensor]:
+    """What a module keeps beside its parameters."""
+    if not isinstance(model, nn.Module):
+        return {}
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+@contextmanager
+def left_alone(model: Any) -> Iterator[None]:
+    """Leaves the buffers of a module as they were, whatever its calls do to them."""
+    before = _buffers(model)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in before.items():
+                now = model.get_buffer(name)
+                if now.shape == buffer.shape:
+                    now.copy_(buffer)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Where NaN is what it was."""
+    return bool(((a == b) | (a != a)).all())
 
 
 def as_subject(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,30 @@ from torch import Tensor
 
 from .._checks import check_floating, check_sizes
 from .._progress import bar
-from ..measures import Measure
 from ..recovery import BlackBoxError
-from .calling import as_subject
-from .case import QUERIES, Case, Padded
+from .calling import left_alone, sane_subject
+from .case import Case, Padded
 from .depth import depth
-from .look import outputs
 from .page import page
 from .population import Population
 from .relations import relations
 from .section import Section, Status
 from .sensitivity import sensitivity
 from .size import size
-from .subjects import BoxSubject, Subject, Unrecovered, near
+from .subjects import Unrecovered
 from .symmetries import symmetries
 from .theorem import theorem
 
-SECTIONS = ("symmetries", "size", "theorem", "sensitivity", "depth", "relations")
+LOOK: dict[str, Callable[[Case], Section]] = {
+    "symmetries": symmetries,
+    "size": size,
+    "theorem": theorem,
+    "sensitivity": sensitivity,
+    "depth": depth,
+    "relations": relations,
+}
+
+SECTIONS = tuple(LOOK)
 
 LEAST_TOKENS = 32
 
@@ -158,7 +164,7 @@ def audit(
             each token or one for the set; of a context and queries, if `queries` are given; a map
             between measures; or an in-context map. A module is taken as it is: call `eval()`.
         data: what tokens are like: a set `(n, d)`, several (a list, or `(b, n, d)`), a Measure, or
-            `law(n, generator)`. Contexts are drawn from it with replacement.
+            `law(n, generator)`. Contexts are drawn from it.
         queries: points `(m, q)` to ask at, for `model(context, queries)`.
         sections: which parts, such as the symmetries alone in a continuous integration.
         name: of the model, for the report.
@@ -186,12 +192,16 @@ def audit(
     forms = (population.batched, not population.batched) if batched is None else (batched,)
     name = name or _name(model)
     data_said, total = population.describe(), PER_SECTION * len(chosen)
-    everywhere = range(torch.cuda.device_count())
-    with torch.random.fork_rng(everywhere), _kept(model), bar("audit", total, progress) as tell:
+    gpus = range(torch.cuda.device_count())
+    with (
+        torch.random.fork_rng(gpus),
+        left_alone(model),
+        bar("audit", total, progress) as tell,
+    ):
         torch.manual_seed(seed)
         try:
             with torch.no_grad():
-                asked = _asked(model, population, queries, forms, tokens, seed)
+                asked = sane_subject(model, population, queries, forms, tokens, seed)
         except BlackBoxError as error:
             return Audit(name, "", data_said, seed, (), str(error))
         found = []
@@ -202,18 +212,6 @@ def audit(
             found.append(_section(part, case))
             tell(PER_SECTION * (k + 1))
     return Audit(name, asked.how, data_said, seed, tuple(found))
-
-
-@contextmanager
-def _kept(model: Any) -> Iterator[None]:
-    """Leaves the buffers of a module as they were, whatever its calls do to them."""
-    before = _buffers(model)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in before.items():
-                model.get_buffer(name).copy_(buffer)
 
 
 def _name(model: Any) -> str:
@@ -234,16 +232,6 @@ def _within(tell: Callable[[int], None], start: int) -> Callable[[], None]:
     return tick
 
 
-LOOK: dict[str, Callable[[Case], Section]] = {
-    "symmetries": symmetries,
-    "size": size,
-    "theorem": theorem,
-    "sensitivity": sensitivity,
-    "depth": depth,
-    "relations": relations,
-}
-
-
 def _section(name: str, case: Case) -> Section:
     """One part, with a generator of its own, so that leaving others out changes nothing."""
     seed = case.generator.initial_seed()
@@ -258,54 +246,6 @@ def _section(name: str, case: Case) -> Section:
     except Exception as error:  # inside somebody's model anything can happen
         why = f"{type(error).__name__}: {error}"
     return Section(name, status, f"could not be looked at: {why}", seed=seed)
-
-
-def _asked(
-    model: Any,
-    population: Population,
-    queries: Tensor | None,
-    forms: Sequence[bool],
-    tokens: int,
-    seed: int,
-) -> Subject:
-    """The model as a subject that answers, and answers the same when asked again."""
-    generator = torch.Generator().manual_seed(seed)
-    mu = population.context(generator, min(population.typical, tokens // 4))
-    other = population.draw(mu.n + 1, generator)
-    some = None if queries is None else queries[:QUERIES]
-    hint = ""
-    if isinstance(model, torch.nn.Module) and model.training:
-        hint = " (it is in training mode: call `model.eval()`)"
-    buffers = _buffers(model)
-    found = as_subject(model, mu, other, some, forms)
-    for name, after in _buffers(model).items():
-        if not torch.equal(buffers[name], after):
-            raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
-
-    def ask(luck: int) -> Tensor:
-        torch.manual_seed(luck)
-        out = outputs(found, mu, some)
-        return out.atoms if isinstance(out, Measure) else out
-
-    first = ask(seed)
-    if not near(first, ask(seed)):
-        raise BlackBoxError(f"it keeps state: a second call gives another output{hint}")
-    if not near(first, ask(seed + 1)):
-        raise BlackBoxError(f"it is random: two calls on the same tokens differ{hint}")
-    if isinstance(found, BoxSubject):
-        found.push(other)
-    else:
-        found.answer(other, mu.atoms[:1] if some is None else some)
-    if not near(first, ask(seed)):
-        raise BlackBoxError(f"it keeps state: a call changes the output of a later one{hint}")
-    return found
-
-
-def _buffers(model: Any) -> dict[str, Tensor]:
-    """What a module keeps beside its parameters."""
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 def _chosen(sections: Sequence[str]) -> list[str]:
