@@ -186,6 +186,7 @@ def main():
         stochastic=written("stochastic.md"),
         flows=written("flows.md"),
         cuda_flows=written("cuda_flows.txt"),
+        verdicts=written("verdicts.md"),
         line=table(["", "ours, s", "error", "SciPy, s", "error"], results["line_transport"]),
     )
     print(page)
@@ -261,6 +262,11 @@ On a GPU:
 ```
 {cuda_flows}```
 
+## Verdicts and audits
+
+As `benchmarks/verdicts.py` writes it.
+
+{verdicts}
 ## Transport on the line
 
 float64, one core; errors against extended precision.
