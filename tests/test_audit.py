@@ -318,6 +318,22 @@ def test_trouble_in_one_section_is_said_there():
     assert found["relations"].status == "good"
 
 
+def test_points_that_cannot_move():
+    """One query, or a set of equal tokens: nothing to see, and nothing failed."""
+    soft = lambda c, q: (q @ c.mT).softmax(-1) @ c
+    assert pf.audit(soft, DATA, queries=DATA[:1])["theorem"].status == "absent"
+    assert pf.audit(attend, torch.ones(20, 4).double()).exit_code == 0
+
+
+def test_maps_on_a_sphere():
+    eye, sphere = torch.eye(3).double(), pf.Sphere()
+    field = pf.fields.SelfAttention(2 * eye, eye, eye, manifold=sphere)
+    data = pf.Measure(torch.randn(40, 3).double()).push(sphere.retract)
+    flow = pf.Flow(field, t1=0.5, solver=pf.Euler(steps=2))
+    found = pf.audit(flow, data, sections=["symmetries", "sensitivity"])
+    assert [s.status for s in found.sections] == ["good", "good"]
+
+
 def test_searches_stay_in_the_box_of_the_data():
     """A model of positive numbers is never asked for others by the searches."""
     positive = DATA.abs() + 0.1

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .._checks import check_floating
-from ..characterise.search import Box
 from ..measures import Measure
 from .section import count
 
@@ -109,11 +108,6 @@ class Population:
         sizes = sorted({mu.n for mu in self.sets})
         span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         return f"{len(self.sets)} sets of {span} tokens in R^{self.dim}"
-
-
-def around(points: Tensor) -> Box:
-    """The smallest box around points."""
-    return Box(points.amin(0), points.amax(0))
 
 
 def _parts(data: Any) -> Sequence[Any]:

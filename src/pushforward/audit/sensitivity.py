@@ -14,11 +14,12 @@ from torch import Tensor
 
 from .._fits import power
 from ..characterise.search import Box
+from ..characterise.views import manifold_of
 from ..distances import wasserstein
 from ..measures import Measure
 from .case import Case
 from .charts import RED, dots, guide, log, plot
-from .population import MANY, around
+from .population import MANY
 from .section import Section, Status
 from .subjects import Subject
 
@@ -108,6 +109,7 @@ class _Ask:
 
     def __init__(self, subject: Subject, floor: float):
         self.subject, self.floor = subject, floor
+        self.manifold = manifold_of(subject.model)
 
     def change(self, mu: Measure, nu: Measure, x: Tensor) -> Change:
         """Of one context for another."""
@@ -141,7 +143,7 @@ def _moved(ask: _Ask, case: Case, contexts: list[Measure], points: Tensor) -> li
     """All others moved a little, in random directions in which the data vary."""
     cloud = case.population.points(MANY, case.generator)
     scale, found = cloud.std(0), []
-    box = around(torch.cat([cloud, *(mu.atoms for mu in contexts)]))
+    box = Box.around(torch.cat([cloud, *(mu.atoms for mu in contexts)]), ask.manifold)
     for k, mu in enumerate(contexts):
         noise = torch.randn(mu.atoms.shape, generator=case.generator).to(mu.atoms)
         for step in MOVES.get(mu.dtype, MOVES[torch.float32]):
@@ -164,7 +166,7 @@ def _steepest(ask: _Ask, case: Case) -> list[Change]:
     """Random moves of a context, a point and a direction, kept where one token matters more."""
     generator, starts = case.generator, [case.context() for _ in range(STARTS)]
     cloud = case.population.points(MANY, generator)
-    box = around(torch.cat([cloud, *(mu.atoms for mu in starts)]))
+    box = Box.around(torch.cat([cloud, *(mu.atoms for mu in starts)]), ask.manifold)
     sides = box.high - box.low
     step = STEP.get(sides.dtype, STEP[torch.float32])
     # a random step in every direction in which the data vary
@@ -209,9 +211,10 @@ def _halved(ask: _Ask, found: list[Change]) -> tuple[Change, tuple[float, float]
     best, fits = steepest, []
     for pair in (steepest,) if steepest is largest else (steepest, largest):
         chain = [pair]
+        box = Box.around(torch.cat([pair.mu.atoms, pair.nu.atoms]), ask.manifold)
         for _ in range(HALVINGS):
             mu, nu = chain[-1].mu, chain[-1].nu
-            middle = mu.moved((mu.atoms + nu.atoms) / 2)
+            middle = mu.moved(box.clamp((mu.atoms + nu.atoms) / 2))
             halves = ask.change(mu, middle, pair.x), ask.change(middle, nu, pair.x)
             more = max(halves, key=lambda c: c.response)
             if not (more.response > 0 and more.apart > 0):

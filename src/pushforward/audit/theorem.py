@@ -15,13 +15,13 @@ from ..characterise import Characterisation, characterise
 from ..characterise.calls import Caller
 from ..characterise.continuity import GROWS, PRECISION, Continuity, Precision, continuity
 from ..characterise.report import UNKNOWN
-from ..characterise.search import RATIO, Effort, Law, Search
+from ..characterise.search import RATIO, Box, Effort, Law, Search
 from ..measures import Measure
 from ..recovery import BlackBoxError, Excess, recover
 from ..zoo import IN_CONTEXT, NO_MEASURE_MAP
 from .case import Case
 from .charts import RED, dots, guide, log, plot
-from .population import MANY, around
+from .population import MANY
 from .section import Section, Status
 from .subjects import MapSubject, Subject, TokenSubject
 from .symmetries import rewritings
@@ -45,6 +45,10 @@ def theorem(case: Case) -> Section:
             "one output for the whole set: G(mu, x) = F(mu) does not depend on x, and there is "
             "nothing to recover",
         )  # fmt: skip
+    where = case.points(MANY)
+    if not Box.around(where).size > 0:
+        why = "all points to ask for are one, and there is nowhere to move to"
+        return Section("theorem", "absent", why)
     if case.queries is not None:
         return _of_queries(case, case.queries)
     if isinstance(case.subject, TokenSubject):
@@ -224,9 +228,7 @@ def _searched(
     case: Case, caller: Caller, law: Law, points: Tensor, precision: Precision
 ) -> Continuity:
     """The search for a jump, in the box of some points."""
-    box = around(points)
-    if not box.size > 0:
-        raise BlackBoxError("all points are one, and there is nowhere to move to")
+    box = Box.around(points)
     search = Search(caller, law, box, case.generator, case.tick, LIGHT)
     noise = 64 * torch.finfo(points.dtype).eps * max(1.0, box.size)
     return continuity(search, precision, box.size, noise)

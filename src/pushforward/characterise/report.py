@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._checks import check_sizes
 from .._progress import bar
-from ..manifolds import Euclidean, Manifold
+from ..manifolds import Euclidean
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..recovery.black_box import BlackBoxError, guarded, with_probe
@@ -154,7 +154,7 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
     if witness is not None:
         return Characterisation(SPLITS, witness, None, deviation, residual, seed=seed)
     draws = [draw(law, generator, dim) for _ in range(8)]
-    box = _box(draws, manifold_of(f))
+    box = Box.around(torch.cat([mu.atoms for mu in draws]), manifold_of(f))
     if not box.size > 0:
         return Characterisation(
             f"{UNKNOWN}: all draws of the law are one point", None, None, deviation, residual,
@@ -181,15 +181,6 @@ def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
     verdict = DISCONTINUOUS if refuted else IN_CONTEXT
     witness = _jump(found, ends) if refuted else None
     return Characterisation(verdict, witness, constant, deviation, residual, found, seed)
-
-
-def _box(draws: list[Measure], manifold: Manifold) -> Box:
-    """The smallest box around some draws, on the manifold if they are."""
-    points = torch.cat([mu.atoms for mu in draws])
-    near = 1e3 * torch.finfo(points.dtype).eps * (1 + points.abs().max())
-    if not bool((manifold.retract(points) - points).abs().max() <= near):
-        manifold = Euclidean()
-    return Box(points.amin(0), points.amax(0), manifold)
 
 
 def _certified(f: object, radius: float) -> float:

@@ -69,6 +69,13 @@ class Box:
     high: Tensor
     manifold: Manifold = Euclidean()
 
+    @classmethod
+    def around(cls, points: Tensor, manifold: Manifold = Euclidean()) -> Box:  # noqa: B008
+        """The smallest box around points, on a manifold if they lie on it."""
+        near = 1e3 * torch.finfo(points.dtype).eps * (1 + points.abs().max())
+        on_it = bool((manifold.retract(points) - points).abs().max() <= near)
+        return cls(points.amin(0), points.amax(0), manifold if on_it else Euclidean())
+
     @property
     def size(self) -> float:
         """Its largest side."""
