@@ -121,7 +121,7 @@ def as_subject(
     if getattr(model, "__func__", None) is InContextMap.push:
         model = model.__self__
     if isinstance(model, InContextMap):
-        return MapSubject(model, queries is not None)
+        return MapSubject(model)
     if not callable(model):
         raise TypeError(
             f"`model` must be a module, a function or an in-context map, got "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..distances import wasserstein
 from ..measures import Measure
+from ..recovery import BlackBoxError
 from .subjects import Subject
 
 COARSEST = 2.0**-7
@@ -92,15 +93,22 @@ class Look:
         new = outputs(self.subject, changed, self.queries)
         if isinstance(old, Measure) and isinstance(new, Measure):
             return float(wasserstein(old, new))
-        assert isinstance(old, Tensor) and isinstance(new, Tensor)
-        if self.subject.pooled or self.subject.separate:
-            return float((new - old).abs().max())
-        return float((new[: len(index)] - old[index.to(old.device)]).abs().max())
+        before, after = as_rows(old), as_rows(new)
+        if self.subject.pooled or self.queries is not None:
+            return float((after - before).abs().max())
+        return float((after[: len(index)] - before[index.to(before.device)]).abs().max())
 
 
 def outputs(subject: Subject, mu: Measure, queries: Tensor | None) -> Tensor | Measure:
     """Those of queries, or of the tokens of the context."""
     return subject.outputs(mu) if queries is None else subject.answer(mu, queries)
+
+
+def as_rows(out: Tensor | Measure) -> Tensor:
+    """Outputs whose owners are known."""
+    if isinstance(out, Measure):
+        raise BlackBoxError("its images come in no order, and nobody can say which is whose")
+    return out
 
 
 def chosen(mu: Measure, index: Tensor) -> Measure:

@@ -84,7 +84,7 @@ def sensitivity(case: Case) -> Section:
     status, verdict = _verdict(overall, local, worst, mu.n)
     lines = []
     if share is not None:
-        whose = "the query" if case.subject.separate else "the token itself"
+        whose = "the token itself" if case.queries is None else "the query"
         lines.append(
             f"{share:.0%} of the variance of outputs comes from the context, the rest from {whose}"
         )

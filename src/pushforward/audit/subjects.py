@@ -33,8 +33,6 @@ class Subject(ABC):
     """Whether contexts have weights of their own, not only repetitions."""
     pooled: bool = False
     """Whether there is one output for the whole set."""
-    separate: bool = False
-    """Whether queries are apart from the context."""
     independent: bool = False
     """Whether several contexts can be answered in one call."""
 
@@ -64,8 +62,8 @@ class MapSubject(Subject):
 
     weighted = True
 
-    def __init__(self, gamma: InContextMap, separate: bool):
-        self.model, self.separate = gamma, separate
+    def __init__(self, gamma: InContextMap):
+        self.model = gamma
         self.how = "an in-context map, asked with measures"
 
     def outputs(self, mu):
@@ -200,8 +198,6 @@ class QuerySubject(Subject):
         batched: whether with an axis for sets.
         how: in words.
     """
-
-    separate = True
 
     def __init__(self, model: Callable, batched: bool, how: str):
         self.model, self.batched, self.how = model, batched, how

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..measures import Measure
 from ..recovery import BlackBoxError
-from .case import Case
+from .case import Case, Padded
 from .charts import BLUE, GREY, RED, log, plot
-from .look import Look, chosen
+from .look import Look, as_rows, chosen
 from .section import Section, Status
 from .subjects import QuerySubject, Refused, TokenSubject, as_tensor, finite, tried
 
@@ -105,9 +105,11 @@ def _tests(case: Case, look: Look, mu: Measure) -> dict[str, Callable[[], float]
         found["padding"] = lambda: _weightless(case, look, mu)
     elif isinstance(subject, TokenSubject) and not subject.pooled:
         found["equal tokens"] = lambda: _between(*subject.outputs(chosen(mu, twice))[:2])
-    known = isinstance(subject, TokenSubject) and subject.masks
-    if not subject.weighted and (case.padded is not None or known):
-        found["padding"] = lambda: _padding(case, look, mu)
+    padded = case.padded
+    if padded is None and isinstance(subject, TokenSubject) and subject.masks:
+        padded = subject.padded
+    if padded is not None and not subject.weighted:
+        found["padding"] = lambda: _padding(case, look, mu, padded)
     if isinstance(subject, TokenSubject) and subject.batched and _takes_two(subject, mu):
         found["neighbours"] = lambda: _neighbours(case, subject, mu)
     if isinstance(subject, QuerySubject) and look.queries is not None:
@@ -141,23 +143,18 @@ def _weightless(case: Case, look: Look, mu: Measure) -> float:
     return look.deviation(changed, torch.arange(mu.n))
 
 
-def _padding(case: Case, look: Look, mu: Measure) -> float:
+def _padding(case: Case, look: Look, mu: Measure, padded: Padded) -> float:
     """The change that tokens make which a mask says do not count."""
-    subject, (atoms, real) = case.subject, _junk(case, mu)
-    given = (atoms.clone(), real) if look.queries is None else (atoms.clone(), real, look.queries)
-    if case.padded is not None:
-        out = as_tensor(tried(case.padded, *given))
-    else:
-        assert isinstance(subject, TokenSubject)
-        out = subject.padded(atoms, real)
-    assert isinstance(look.out, Tensor)
-    rows = len(look.out) if subject.pooled or subject.separate else len(atoms)
-    if out.numel() != rows * look.out.shape[1]:
+    (atoms, real), before = _junk(case, mu), as_rows(look.out)
+    asked = () if look.queries is None else (look.queries,)
+    out = as_tensor(tried(padded, atoms.clone(), real, *asked))
+    rows = len(before) if case.subject.pooled or asked else len(atoms)
+    if out.numel() != rows * before.shape[1]:
         raise BlackBoxError(
             f"`padded` returned shape {tuple(out.shape)} for {len(atoms)} tokens, and without "
-            f"padding it is {tuple(look.out.shape)}"
+            f"padding it is {tuple(before.shape)}"
         )
-    return _between(finite(out.reshape(rows, -1))[: len(look.out)], look.out)
+    return _between(finite(out.reshape(rows, -1))[: len(before)], before)
 
 
 def _takes_two(subject: TokenSubject, mu: Measure) -> bool:
@@ -179,7 +176,8 @@ def _neighbours(case: Case, subject: TokenSubject, mu: Measure) -> float:
 
 def _picture(worst: dict[str, tuple[float, float]]) -> dict:
     names = list(worst)
-    ratios = [max(d / a, 1e-6) if a > 0 else 1e-6 for d, a in worst.values()]
+    share = lambda d, a: d / a if a > 0 else 1e6 * (d > 0)  # outputs of zeros have no tolerance
+    ratios = [min(max(share(d, a), 1e-6), 1e12) for d, a in worst.values()]
     points = {
         "type": "scatter", "mode": "markers", "x": ratios, "y": names, "showlegend": False,
         "marker": {"color": [RED if r > 1 else BLUE for r in ratios], "size": 11},
