@@ -14,7 +14,9 @@ from torch import nn
 
 import pushforward as pf
 from pushforward import zoo
+from pushforward.audit.calling import as_subject
 from pushforward.audit.depth import cloud_numbers
+from pushforward.audit.look import Look, chosen
 from pushforward.audit.population import Population
 from pushforward.audit.relations import head_numbers
 from pushforward.audit.subjects import repetitions
@@ -368,6 +370,21 @@ def test_coarser_arithmetic_inside(inside):
     assert pf.audit(model, DATA, sections=SEEN).exit_code == 0
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_of_deep_encoders_is_far_below_the_tolerance(dtype):
+    """At most a few times the response to one rounding unit, of which fifty are allowed."""
+    g, data = torch.Generator().manual_seed(0), DATA.to(dtype)
+    subject = as_subject(
+        encoder(24, dtype), pf.Measure(data[:30]), pf.Measure(data[:31]), None, [False]
+    )
+    mu = pf.Measure(data)
+    look, order = Look.at(subject, mu, None, g), torch.randperm(60, generator=g)
+    assert 0 < look.deviation(chosen(mu, order), order) < 5 * look.rounding
+    twice = torch.arange(60).repeat(2)
+    assert look.deviation(chosen(mu, twice), twice) < 5 * look.rounding
+
+
 def test_what_rounding_hides_is_not_called_good():
     """In bfloat16 and far from the origin nothing can be said, and that is said."""
     half = pf.audit(attend, DATA.bfloat16(), sections=["symmetries"])
@@ -465,6 +482,13 @@ def test_two_readings_of_a_tensor_are_said():
         ({"tokens": 0}, ValueError, "whole number"),
         ({"tokens": 16}, ValueError, "at least 32"),
         ({"model": 3}, TypeError, "a module, a function"),
+        ({"model": nn.Linear}, TypeError, "the class Linear"),
+        ({"padded": 3}, TypeError, "padded"),
+        ({"batched": "yes"}, TypeError, "True, False or None"),
+        ({"sections": None}, ValueError, "some of symmetries"),
+        ({"seed": "a"}, ValueError, "whole number"),
+        ({"seed": 2**70}, ValueError, "whole number"),
+        ({"queries": DATA.float()}, ValueError, "share dtype"),
     ],
 )
 def test_wrong_arguments(arguments, error, words):

@@ -298,3 +298,10 @@ def test_the_page_of_the_zoo_is_the_zoo():
     page = (Path(__file__).parents[1] / "docs" / "zoo.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ", page, re.M)[1:]
     assert rows == [(s.name, s.verdict) for s in zoo.specimens()]
+
+
+def test_wrong_arguments_are_said():
+    with pytest.raises(TypeError, match="law"):
+        pf.characterise(zoo.bayes, torch.zeros(3, 2), dim=2)
+    with pytest.raises(ValueError, match="seed"):
+        pf.characterise(zoo.bayes, law(6), dim=2, seed="x")

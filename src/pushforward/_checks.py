@@ -50,6 +50,20 @@ def check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
 
 
+def check_seed(seed: int) -> None:
+    """Raise unless `seed` is a whole number that a generator takes."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:
+        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {seed!r}.")
+
+
+def check_callable(name: str, value: object, how: str) -> None:
+    """Raise unless `value` can be called and is no class."""
+    if isinstance(value, type):
+        raise TypeError(f"`{name}` must be {how}, got the class {value.__name__}. Make one of it.")
+    if not callable(value):
+        raise TypeError(f"`{name}` must be {how}, got {type(value).__name__}.")
+
+
 def check_tensor(name: str, tensor: Tensor) -> None:
     """Raise unless `tensor` is a tensor."""
     fix = "Convert it with `torch.as_tensor`."

@@ -122,11 +122,6 @@ def as_subject(
         model = model.__self__
     if isinstance(model, InContextMap):
         return MapSubject(model)
-    if not callable(model):
-        raise TypeError(
-            f"`model` must be a module, a function or an in-context map, got "
-            f"{type(model).__name__}."
-        )
     reasons: dict[str, BlackBoxError] = {}
     for with_sets in forms:
         try:

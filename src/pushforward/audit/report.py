@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checks import check_floating, check_sizes
+from .._checks import check_callable, check_floating, check_seed, check_sizes
 from .._progress import bar
 from ..recovery import BlackBoxError
 from .calling import left_alone, sane_subject
@@ -186,9 +186,15 @@ def audit(
     check_sizes(tokens=tokens)
     if tokens < LEAST_TOKENS:
         raise ValueError(f"`tokens` must be at least {LEAST_TOKENS} to see a rate, got {tokens}.")
+    check_seed(seed)
+    check_callable("model", model, "a module, a function or an in-context map")
+    if padded is not None:
+        check_callable("padded", padded, "a function, `padded(tokens, real)`")
+    if batched not in (None, True, False):
+        raise TypeError(f"`batched` must be True, False or None, got {batched!r}.")
     chosen, seed = _chosen(sections), int(seed)
     population = Population(data)
-    queries = _checked(queries)
+    queries = _checked(queries, population)
     forms = (population.batched, not population.batched) if batched is None else (batched,)
     name = name or _name(model)
     data_said, total = population.describe(), PER_SECTION * len(chosen)
@@ -249,14 +255,14 @@ def _section(name: str, case: Case) -> Section:
 
 
 def _chosen(sections: Sequence[str]) -> list[str]:
-    chosen = [sections] if isinstance(sections, str) else list(sections)
+    chosen = [sections] if isinstance(sections, str) else list(sections or ())
     unknown = [name for name in chosen if name not in SECTIONS]
     if unknown or not chosen:
         raise ValueError(f"`sections` must be some of {', '.join(SECTIONS)}, got {chosen}.")
     return [name for name in SECTIONS if name in chosen]
 
 
-def _checked(queries: Tensor | None) -> Tensor | None:
+def _checked(queries: Tensor | None, population: Population) -> Tensor | None:
     if queries is None:
         return None
     check_floating("queries", queries, "(m, q)", 2)
@@ -264,4 +270,9 @@ def _checked(queries: Tensor | None) -> Tensor | None:
         raise ValueError(f"`queries` must have shape (m, q), got {tuple(queries.shape)}.")
     if not bool(queries.isfinite().all()):
         raise ValueError("`queries` must be finite, got NaN or infinity.")
+    if (queries.dtype, queries.device) != (population.dtype, population.device):
+        raise ValueError(
+            f"`data` and `queries` must share dtype and device, got {population.dtype} on "
+            f"{population.device} and {queries.dtype} on {queries.device}. Convert one of them."
+        )
     return queries.detach()

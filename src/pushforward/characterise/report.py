@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._checks import check_sizes
+from .._checks import check_callable, check_seed, check_sizes
 from .._progress import bar
 from ..manifolds import Euclidean
 from ..maps import InContextMap
@@ -131,6 +131,8 @@ def characterise(
         'splits or re-weights atoms (B1)'
     """
     check_sizes(dim=dim)
+    check_seed(seed)
+    check_callable("law", law, "a function that draws a Measure, `law(generator)`")
     generator = torch.Generator().manual_seed(seed)
     mu = draw(law, torch.Generator().manual_seed(0), dim)
     f, dtype = widened(f, mu)
