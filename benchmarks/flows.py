@@ -133,8 +133,8 @@ def measure(*case, limit=900):
 def sinkhorn_steps():
     """Sinkhorn steps of 100 steps to t = 1: cold, warm and predicted."""
     import pushforward as pf
-    from pushforward.flows.dynamics import Characteristics
-    from pushforward.normalisers import Memory
+    from pushforward.flows._dynamics import Characteristics
+    from pushforward.relations import Memory
 
     rows = []
     for n, d, scale in ((256, 2, 1.0), (256, 2, 2.0), (256, 3, 1.5), (512, 2, 1.5)):
@@ -167,8 +167,8 @@ def token_rate():
 
     _, Q, K, V = problem(1, "cpu")
     law = lambda n, generator: pf.Measure(2 * torch.rand(n, 3, generator=generator) - 1)
-    field, solver = pf.fields.SelfAttention(Q, K, V), pf.Midpoint(steps=3)
-    study = pf.studies.tokens(
+    field, solver = pf.fields.SelfAttention(Q, K, V), pf.flows.Midpoint(steps=3)
+    study = pf.flows.token_study(
         field, law, [100, 1_000, 10_000], solver=solver, queries=torch.eye(3), repetitions=40
     )
     return [

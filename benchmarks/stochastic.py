@@ -12,7 +12,7 @@ import torch
 from rich.progress import track
 from run import cpu, table
 
-from pushforward.stochastic import doubly_stochastic
+from pushforward.sinkhorn import doubly_stochastic
 
 BATCHES = {2: 100_000, 3: 100_000, 4: 100_000, 8: 100_000, 16: 20_000, 32: 5_000, 64: 2_000}
 SPREADS = (1, 2, 4, 8)

@@ -60,7 +60,7 @@ def main():
     torch.manual_seed(0)
     law = lambda g: pf.Measure(2 * torch.rand(30, 2, generator=g).double() - 1)
     rows = []
-    for s in pf.zoo.specimens(dim=2):
+    for s in pf.representation.zoo.specimens(dim=2):
         single = verdict(one_at_a_time(s.f), law, s.verdict)
         rows.append([s.name, s.verdict, verdict(s.f, law, s.verdict), single])
         print(*rows[-1], flush=True)

@@ -50,7 +50,7 @@ shown = draw(60), draw(60)
 @torch.no_grad()
 def report(when):
     for n, pairs in held_out.items():
-        error = pf.sup_error(learned, rule, pairs)
+        error = pf.approximation.sup_error(learned, rule, pairs)
         print(f"{when:9s} {n:2d} and {n + 3:2d} points: W1 to the rule {error:.3f}, worst of 8")
     return learned(*shown).matrix()
 

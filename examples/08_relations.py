@@ -23,7 +23,11 @@ table = Table("relation", "type", "largest column / its weight", "unused keys", 
 figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
 for ax, (name, normaliser) in zip(
     axes,
-    {"softmax": pf.Softmax(), "Sinkhorn": pf.Sinkhorn(tol=1e-6), "exact": pf.Hard()}.items(),
+    {
+        "softmax": pf.Softmax(),
+        "Sinkhorn": pf.Sinkhorn(tol=1e-6),
+        "exact": pf.relations.Exact(),
+    }.items(),
     strict=True,
 ):
     relation = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=normaliser)

@@ -18,7 +18,7 @@ SMALL = "--small" in sys.argv
 law = lambda g: pf.Measure(2 * torch.rand(6, 2, generator=g).double() - 1)
 
 table = Table("map", "verdict", "Lipschitz in W1", "because")
-specimens = pf.zoo.specimens(dim=2)
+specimens = pf.representation.zoo.specimens(dim=2)
 for s in track(specimens[-5:] if SMALL else specimens, description="verdicts"):
     report = pf.characterise(s.f, law, dim=2, progress=False)
     assert report.verdict == s.verdict, f"{s.name}: {report}"
@@ -31,8 +31,8 @@ Console().print(table)
 sizes = [10**k for k in range(1, 5 if SMALL else 7)]
 names, prompts, answers = [], [], []
 for n in sizes:
-    alice, elise = pf.zoo.alice_elise(n)
-    a, b = pf.zoo.counterexample(alice), pf.zoo.counterexample(elise)
+    alice, elise = pf.representation.zoo.alice_elise(n)
+    a, b = pf.representation.zoo.counterexample(alice), pf.representation.zoo.counterexample(elise)
     names.append((a.atoms[0] - b.atoms[0]).item())
     prompts.append(pf.wasserstein(alice, elise).item())
     answers.append(pf.wasserstein(a, b).item())

@@ -33,15 +33,17 @@ ATTENTIVE = {
     ),
     "sinkhorn to a tolerance": lambda impl: attention(impl, normaliser=pf.Sinkhorn(tol=1e-14)),
     "unbalanced": lambda impl: attention(impl, normaliser=pf.Sinkhorn(tol=1e-14, slack=0.5)),
-    "dual softmax": lambda impl: attention(impl, normaliser=pf.DualSoftmax()),
-    "sigmoid": lambda impl: attention(impl, normaliser=pf.Sigmoid(bias=0.5)),
-    "unnormalised": lambda impl: attention(impl, normaliser=pf.Unnormalised()),
-    "linear": lambda impl: attention(impl, normaliser=pf.Linear()),
+    "dual softmax": lambda impl: attention(impl, normaliser=pf.relations.DualSoftmax()),
+    "sigmoid": lambda impl: attention(impl, normaliser=pf.relations.Sigmoid(bias=0.5)),
+    "unnormalised": lambda impl: attention(impl, normaliser=pf.relations.Exponential()),
+    "linear": lambda impl: attention(impl, normaliser=pf.relations.Bilinear()),
     "linear, squared distance": lambda impl: attention(
-        impl, normaliser=pf.Linear(), affinity=pf.SquaredDistance(1.5)
+        impl, normaliser=pf.relations.Bilinear(), affinity=pf.SquaredDistance(1.5)
     ),
-    "linear, causal": lambda impl: attention(impl, normaliser=pf.Linear(), mask=pf.Causal()),
-    "hardmax": lambda impl: attention(impl, normaliser=pf.Hardmax()),
+    "linear, causal": lambda impl: attention(
+        impl, normaliser=pf.relations.Bilinear(), mask=pf.Causal()
+    ),
+    "hardmax": lambda impl: attention(impl, normaliser=pf.relations.Hardmax()),
     "causal": lambda impl: attention(impl, mask=pf.Causal()),
     "residual": lambda impl: pf.Residual(attention(impl), step=0.7),
     "composition": lambda impl: attention(impl) @ pf.MLP(2, 6, skip=True) @ attention(impl),
@@ -53,23 +55,30 @@ ATTENTIVE = {
 PLAIN = {
     "flow": lambda impl: pf.Flow(attention(impl), t1=0.5, solver=pf.RK4(steps=3)),
     "flow, sinkhorn": lambda impl: pf.Flow(
-        attention(impl, normaliser=pf.Sinkhorn(tol=1e-13)), t1=0.5, solver=pf.Midpoint(steps=4)
+        attention(impl, normaliser=pf.Sinkhorn(tol=1e-13)),
+        t1=0.5,
+        solver=pf.flows.Midpoint(steps=4),
     ),
     "flow, causal": lambda impl: pf.Flow(
         attention(impl, mask=pf.Causal()), t1=0.5, solver=pf.Euler(steps=3)
     ),
     "flow, checkpointed": lambda impl: pf.Flow(
-        attention(impl), t1=0.5, solver=pf.Euler(steps=4), gradients=pf.Backprop(checkpoint=2)
+        attention(impl),
+        t1=0.5,
+        solver=pf.Euler(steps=4),
+        gradients=pf.flows.Backprop(checkpoint=2),
     ),
     "split flow": lambda impl: pf.Flow(
-        pf.fields.Sum(attention(impl), pf.MLP(2, 5)), t1=0.5, solver=pf.LieSplit(steps=3)
+        pf.fields.Sum(attention(impl), pf.MLP(2, 5)), t1=0.5, solver=pf.flows.LieSplit(steps=3)
     ),
     "pairwise": lambda impl: pf.fields.Pairwise(lambda x, y: torch.sin(y - x)),
     "cucker-smale": lambda impl: pf.fields.CuckerSmale(),
     "kuramoto": lambda impl: pf.fields.Kuramoto(2.0, dim=2),
     "harmonic": lambda impl: pf.fields.Harmonic(1.5),
     "layers": lambda impl: pf.Flow(
-        pf.fields.Layers([attention(impl), attention(impl)]), t1=1.0, solver=pf.Midpoint(steps=2)
+        pf.fields.Layers([attention(impl), attention(impl)]),
+        t1=1.0,
+        solver=pf.flows.Midpoint(steps=2),
     ),
     "mlp": lambda impl: pf.MLP(2, 6),
     "mlp with skip": lambda impl: pf.MLP(2, 6, skip=True, activation=torch.tanh),

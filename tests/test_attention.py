@@ -195,7 +195,7 @@ def dense(layer, mu):
 
 
 def test_unnormalised_attention():
-    layer, mu = pf.Attention(2, normaliser=pf.Unnormalised()), measure(7)
+    layer, mu = pf.Attention(2, normaliser=pf.relations.Exponential()), measure(7)
     A, v, w = dense(layer, mu)
     assert worst(layer.push(mu).atoms, layer.W((A.exp() * w) @ v)) < 1e-13
 
@@ -203,7 +203,7 @@ def test_unnormalised_attention():
 @pytest.mark.parametrize("affinity", [pf.Dot(0.7), pf.SquaredDistance(1.3)], ids=repr)
 def test_linear_attention(affinity):
     """The scores themselves as a density, signs and all."""
-    layer, mu = pf.Attention(2, normaliser=pf.Linear(), affinity=affinity), measure(7)
+    layer, mu = pf.Attention(2, normaliser=pf.relations.Bilinear(), affinity=affinity), measure(7)
     q, k, v = (m(mu.atoms) for m in (layer.Q, layer.K, layer.V))
     A = 0.7 * q @ k.mT if isinstance(affinity, pf.Dot) else -torch.cdist(q, k).square() / 1.3
     w = mu.normalise().weights
@@ -218,7 +218,9 @@ def test_linear_attention(affinity):
 def test_linear_attention_takes_linear_time():
     """No pair is formed: a million tokens fit."""
     mu = pf.Measure(torch.randn(1_000_000, 2))
-    assert pf.Attention(2, normaliser=pf.Linear())(mu, torch.randn(3, 2)).isfinite().all()
+    assert (
+        pf.Attention(2, normaliser=pf.relations.Bilinear())(mu, torch.randn(3, 2)).isfinite().all()
+    )
 
 
 def test_hardmax_attention():
@@ -226,7 +228,7 @@ def test_hardmax_attention():
     atoms = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [5.0, 5.0]])
     mu = pf.Measure(atoms, torch.tensor([1.0, 3.0, 1.0, 0.0]))
     eye = torch.eye(2)
-    field = pf.fields.SelfAttention(eye, eye, eye, normaliser=pf.Hardmax())
+    field = pf.fields.SelfAttention(eye, eye, eye, normaliser=pf.relations.Hardmax())
     x = torch.tensor([[2.0, 1.0], [1.0, 1.0], [-1.0, 1e-18]])
     exact = torch.tensor([[1.0, 0.0], [0.25, 0.75], [-1.0, 0.0]])
     assert worst(field(mu, x), exact) < 1e-15

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 import pushforward as pf
-from pushforward import zoo
-from pushforward.audit.calling import as_subject
-from pushforward.audit.depth import cloud_numbers
-from pushforward.audit.look import Look, chosen
-from pushforward.audit.population import Population
-from pushforward.audit.relations import head_numbers
-from pushforward.audit.subjects import repetitions
-from pushforward.audit.watch import Attentions
+from pushforward.auditing._calling import as_subject
+from pushforward.auditing._inside import Attentions
+from pushforward.auditing._look import Look, chosen
+from pushforward.auditing._population import Population
+from pushforward.auditing._subjects import repetitions
+from pushforward.auditing.sections._depth import cloud_numbers
+from pushforward.auditing.sections._relations import head_numbers
+from pushforward.representation import zoo
 
 pytestmark = pytest.mark.unhooked
 
@@ -530,7 +530,7 @@ def test_contexts_are_draws_of_the_data():
 def test_weights_as_repetitions():
     mu = pf.Measure(torch.zeros(3, 1).double(), weights=torch.tensor([3.0, 1.5, 6.0]).double())
     assert repetitions(mu).tolist() == [2, 1, 4]
-    with pytest.raises(pf.BlackBoxError, match="repetitions"):
+    with pytest.raises(pf.representation.BlackBoxError, match="repetitions"):
         odd = torch.tensor([1.0, math.pi, math.e]).double()
         repetitions(pf.Measure(torch.zeros(3, 1).double(), weights=odd))
 

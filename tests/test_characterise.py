@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pushforward as pf
-from pushforward import zoo
+from pushforward.representation import zoo
 
 pytestmark = pytest.mark.unhooked
 

@@ -213,7 +213,7 @@ CASES = {
     ),
     "negative masses": (lambda: pf.Coupling.from_matrix(-ones(2, 2)), "must hold masses"),
     "assignments in a layer": (
-        lambda: pf.Attention(2, normaliser=pf.Hard()),
+        lambda: pf.Attention(2, normaliser=pf.relations.Exact()),
         "relates atoms only",
     ),
     "a joint with the wrong measure": (
@@ -374,7 +374,7 @@ CASES = {
         "moves its context",
     ),
     "splitting one field": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.LieSplit(2)),
+        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.flows.LieSplit(2)),
         "pf.fields.Sum(...)",
     ),
     "points off the sphere": (
@@ -411,7 +411,7 @@ CASES = {
     ),
     "a Gaussian under a sigmoid": (
         lambda: pf.flows.gaussian(
-            pf.fields.SelfAttention(E, E, E, normaliser=pf.Sigmoid()), ones(2), E, 1.0
+            pf.fields.SelfAttention(E, E, E, normaliser=pf.relations.Sigmoid()), ones(2), E, 1.0
         ),
         "does not keep Gaussians Gaussian",
     ),
@@ -421,8 +421,8 @@ CASES = {
                 pf.fields.Sum(GAMMA, pf.MLP(2, 3).double()),
                 MU,
                 1.0,
-                solver=pf.LieSplit(2),
-                gradients=pf.Adjoint(),
+                solver=pf.flows.LieSplit(2),
+                gradients=pf.flows.Adjoint(),
             )[-1]
             .atoms.sum()
             .backward()
@@ -434,7 +434,7 @@ CASES = {
         "no `width`, `out_dim`",
     ),
     "clusters of a batch": (
-        lambda: pf.observables.clusters(pf.Measure(ones(2, 3, 1)), 0.1),
+        lambda: pf.flows.clusters(pf.Measure(ones(2, 3, 1)), 0.1),
         "take `mu[k]`",
     ),
 }
@@ -448,7 +448,7 @@ def test_message(name):
 
 
 def test_a_causal_map_must_be_able_to_see_times():
-    with pytest.raises(TypeError, match="pf.Conditioned"):
+    with pytest.raises(TypeError, match="pf.maps.Conditioned"):
 
         class Late(pf.InContextMap):
             causal = True

@@ -57,15 +57,15 @@ def test_lie_splitting_is_the_transformer(norm):
     model = pf.Transformer(2, depth=5, heads=2, hidden=7, step=0.3, norm=norm)
     mu, x = measure(9), torch.randn(4, 2)
     field = pf.fields.of_transformer(model)
-    G = pf.Flow(field, t1=1.5, solver=pf.LieSplit(steps=5))
+    G = pf.Flow(field, t1=1.5, solver=pf.flows.LieSplit(steps=5))
     assert worst(G.push(mu), model.push(mu)) < 1e-15
     assert worst(G(mu, x), model(mu, x)) < 1e-15
     assert worst(G.at(mu)(x), model(mu, x)) < 1e-15
-    path = pf.flow(field, mu, 1.5, solver=pf.LieSplit(steps=5), queries=x)
+    path = pf.flow(field, mu, 1.5, solver=pf.flows.LieSplit(steps=5), queries=x)
     assert worst(path.queries[-1], model(mu, x)) < 1e-15
 
 
-SOLVERS = [pf.Euler(5), pf.Midpoint(5), pf.RK4(5), pf.Dopri5(1e-6)]
+SOLVERS = [pf.Euler(5), pf.flows.Midpoint(5), pf.RK4(5), pf.Dopri5(1e-6)]
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
@@ -145,7 +145,7 @@ ORDER_FIELDS = {
 
 
 @pytest.mark.parametrize("name", ORDER_FIELDS)
-@pytest.mark.parametrize("solver", [pf.Euler(1), pf.Midpoint(1), pf.RK4(1)], ids=repr)
+@pytest.mark.parametrize("solver", [pf.Euler(1), pf.flows.Midpoint(1), pf.RK4(1)], ids=repr)
 def test_order_is_the_declared_one(name, solver):
     """Within 0.1, from 64 to 128 and from 128 to 256 steps, where errors are in range."""
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def test_order_with_sinkhorn():
     field = softmax_field(scale=0.9, normaliser=pf.Sinkhorn(tol=1e-12))
     mu = measure(6)
     truth = end(field, mu, pf.RK4(256)).atoms
-    errors = [worst(end(field, mu, pf.Midpoint(n)).atoms, truth) for n in (16, 32)]
+    errors = [worst(end(field, mu, pf.flows.Midpoint(n)).atoms, truth) for n in (16, 32)]
     assert abs(math.log2(errors[0] / errors[1]) - 2) < 0.1
 
 
@@ -179,7 +179,7 @@ def test_order_of_splitting():
     field = pf.fields.Sum(softmax_field(scale=0.9), pf.MLP(2, 8))
     mu = measure(10)
     truth = end(field, mu, pf.RK4(2048)).atoms
-    errors = [worst(end(field, mu, pf.LieSplit(n)).atoms, truth) for n in (64, 128, 256)]
+    errors = [worst(end(field, mu, pf.flows.LieSplit(n)).atoms, truth) for n in (64, 128, 256)]
     for coarse, fine in itertools.pairwise(errors):
         assert abs(math.log2(coarse / fine) - 1) < 0.1
 
@@ -190,7 +190,7 @@ def test_order_with_time_dependent_parameters():
     field = same_everywhere(make)  # one linear piece on [0, 2]
     mu = same_everywhere(lambda: measure(8))
     truth = end(field, mu, pf.RK4(1024), 1.9).atoms
-    for solver in (pf.Midpoint(1), pf.RK4(1)):
+    for solver in (pf.flows.Midpoint(1), pf.RK4(1)):
         errors = [worst(end(field, mu, replace(solver, steps=n), 1.9).atoms, truth)
                   for n in (64, 128)]  # fmt: skip
         assert abs(math.log2(errors[0] / errors[1]) - solver.order) < 0.1
@@ -235,7 +235,7 @@ def test_saved_times():
 def test_euler_halves_its_error():
     """Experiment E8: ratio 2.0 within 0.1 from 32 to 64 and from 64 to 128 layers."""
     field, mu = same_everywhere(lambda: softmax_field(scale=0.8)), measure(20)
-    study = pf.studies.depth(field, mu, depths=[8, 16, 32, 64, 128])
+    study = pf.flows.depth_study(field, mu, depths=[8, 16, 32, 64, 128])
     assert all(abs(r - 2) < 0.1 for r in study.ratios[2:]), study
     assert all(1.8 < r < 2.35 for r in study.ratios[:2]), study
     assert abs(study.rate + 1) < 0.05 and "rate -" in str(study)
@@ -248,7 +248,7 @@ GAUSSIAN = {
     "softmax": dict(),
     "squared distance": dict(affinity=pf.SquaredDistance(2.0)),
     "sinkhorn": dict(normaliser=pf.Sinkhorn(tol=1e-15)),
-    "linear": dict(normaliser=pf.Linear()),
+    "linear": dict(normaliser=pf.relations.Bilinear()),
 }
 
 
@@ -258,7 +258,7 @@ def gaussian_problem(d=2):
     return Q, K, V, 0.3 * torch.randn(d), 0.15 * torch.eye(d) + 0.02
 
 
-@pytest.mark.parametrize("solver", [pf.Euler(10), pf.Midpoint(10), pf.RK4(10)], ids=repr)
+@pytest.mark.parametrize("solver", [pf.Euler(10), pf.flows.Midpoint(10), pf.RK4(10)], ids=repr)
 @pytest.mark.parametrize("name", GAUSSIAN)
 @pytest.mark.filterwarnings("ignore:Sinkhorn stopped")  # a tolerance below rounding
 def test_gaussians_follow_the_recursions(name, solver):
@@ -313,7 +313,7 @@ def test_softmax_gaussian_flow_on_the_line():
     assert abs(limit.covariances[-1].item() - S_t) < 1e-11
     assert abs(limit.means[-1].item() - m_t) < 1e-11
     past = lambda solver: pf.flows.gaussian(field, m * one[0], S * one, 2 * t, solver=solver)
-    with pytest.raises(pf.FlowError, match="Worst is atom") as caught:
+    with pytest.raises(pf.flows.FlowError, match="Worst is atom") as caught:
         past(pf.Dopri5(1e-8))
     assert abs(caught.value.time - t / 0.6) < 1e-2 * t
 
@@ -336,7 +336,7 @@ def test_linear_attention_on_any_cloud():
     M = torch.einsum("n,ni,nj->ij", mu.weights, mu.atoms, mu.atoms)
     values, vectors = torch.linalg.eigh(I2() - 2 * v * a * t * M)
     exact = mu.atoms @ (vectors / values.sqrt()) @ vectors.mT
-    field = pf.fields.SelfAttention(a * I2(), I2(), v * I2(), normaliser=pf.Linear())
+    field = pf.fields.SelfAttention(a * I2(), I2(), v * I2(), normaliser=pf.relations.Bilinear())
     assert worst(end(field, mu, pf.RK4(400), t).atoms, exact) < 1e-11
 
 
@@ -427,7 +427,7 @@ def equiangular(n, rho):
     return pf.Measure(torch.linalg.cholesky(gram))
 
 
-@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.Unnormalised()], ids=repr)
+@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.relations.Exponential()], ids=repr)
 def test_equiangular_points_on_the_sphere(normaliser):
     """Row 14 (E13): the angle's ODE, 1e-8, and the constraint to 1e-14."""
     n, beta, rho0, t1 = 7, 1.5, 0.1, 1.2
@@ -453,7 +453,7 @@ def test_equiangular_points_on_the_sphere(normaliser):
     assert (radii - 1).abs().max() < 1e-14
 
 
-@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.Unnormalised()], ids=repr)
+@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.relations.Exponential()], ids=repr)
 def test_energy_on_the_sphere(normaliser):
     """Row 15: E is its formula, and its rate the one of the theory."""
     torch.manual_seed(6)
@@ -560,8 +560,8 @@ FLOWS = {
     "softmax": lambda: softmax_field(),
     "sphere": lambda: softmax_field(2, manifold=pf.Sphere()),
     "sinkhorn": lambda: softmax_field(normaliser=pf.Sinkhorn(tol=1e-14)),
-    "hardmax": lambda: softmax_field(normaliser=pf.Hardmax()),
-    "unnormalised": lambda: softmax_field(normaliser=pf.Unnormalised()),
+    "hardmax": lambda: softmax_field(normaliser=pf.relations.Hardmax()),
+    "unnormalised": lambda: softmax_field(normaliser=pf.relations.Exponential()),
     "pairwise": lambda: pf.fields.Pairwise(lambda x, y: torch.tanh(y - x)),
     "cucker-smale": lambda: pf.fields.CuckerSmale(),
 }
@@ -638,8 +638,8 @@ def test_token_rate_of_a_flow():
     """E9 for whole flows: RMSE sqrt(N) constant within 20 %, 100 repetitions."""
     field = same_everywhere(lambda: softmax_field(2, 0.9))
     law = lambda n, g: pf.Measure(2 * torch.rand(n, 2, generator=g) - 1)
-    study = pf.studies.tokens(
-        field, law, [100, 400, 1600], solver=pf.Midpoint(3), queries=2 * torch.eye(2)
+    study = pf.flows.token_study(
+        field, law, [100, 400, 1600], solver=pf.flows.Midpoint(3), queries=2 * torch.eye(2)
     )
     scaled = [e * math.sqrt(n) for n, e in zip(study.sizes, study.errors, strict=True)]
     assert max(scaled) / min(scaled) < 1.2, study
@@ -653,7 +653,7 @@ def functional(path):
     return sum((k + 1) * mu.integrate(lambda x: x.sin().sum(-1)) for k, mu in enumerate(path))
 
 
-GRADIENTS = [pf.Backprop(), pf.Backprop(checkpoint=7), pf.Adjoint()]
+GRADIENTS = [pf.flows.Backprop(), pf.flows.Backprop(checkpoint=7), pf.flows.Adjoint()]
 
 
 @pytest.mark.parametrize("name", ["softmax", "sinkhorn", "pairwise", "layers", "dopri5"])
@@ -690,7 +690,7 @@ def test_gradients_of_a_path_functional(name):
             for h in (1e-5, -1e-5):
                 tensor.add_(h * way)
                 with torch.enable_grad():
-                    values.append(value(pf.Backprop())[0].item())
+                    values.append(value(pf.flows.Backprop())[0].item())
                 tensor.sub_(h * way)
             slope = (values[0] - values[1]) / 2e-5
             assert abs(slope - (grad * way).sum()) < 1e-6 * max(1, abs(slope)), k
@@ -710,7 +710,7 @@ def test_gradients_on_the_sphere():
     field = softmax_field(3, 1.0, manifold=pf.Sphere())
     start = sphere_cloud(6).atoms
     found = []
-    for gradients in (pf.Backprop(), pf.Adjoint()):
+    for gradients in (pf.flows.Backprop(), pf.flows.Adjoint()):
         x = start.clone().requires_grad_()
         out = pf.Flow(field, 1.0, solver=pf.RK4(60), gradients=gradients).push(pf.Measure(x)).atoms
         (g,) = torch.autograd.grad((out * torch.linspace(0, 1, 18).view(6, 3)).sum(), x)
@@ -735,8 +735,8 @@ def test_gradients_of_queries():
 
 
 def total_steps(field, mu, history, solver, t1=1.0):
-    from pushforward.flows.dynamics import Characteristics
-    from pushforward.normalisers import Memory
+    from pushforward.flows._dynamics import Characteristics
+    from pushforward.relations import Memory
 
     dynamics = Characteristics(field, mu, memory=Memory(history))
     grid = solver.grid(0.0, t1, 1)
@@ -769,19 +769,19 @@ def test_blow_up_is_reported():
     field = pf.Pointwise(lambda x: x.square())  # 1/x falls by t: the largest blows up first
     mu = pf.Measure(torch.tensor([[0.5], [2.0], [1.0]]))
     for solver in (pf.RK4(50), pf.Dopri5(1e-6)):
-        with pytest.raises(pf.FlowError, match="atom 1") as caught:
+        with pytest.raises(pf.flows.FlowError, match="atom 1") as caught:
             pf.flow(field, mu, 1.5, solver=solver)
         assert caught.value.atom == (1,) and 0.3 < caught.value.time < 0.75
         assert caught.value.atoms.isfinite().all()
-    with pytest.raises(pf.FlowError, match=r"atom \(1, 0\)"):
+    with pytest.raises(pf.flows.FlowError, match=r"atom \(1, 0\)"):
         pf.flow(field, pf.Measure(torch.tensor([[[0.1]], [[3.0]]])), 1.0, solver=pf.RK4(50))
-    with pytest.raises(pf.FlowError, match="of the queries"):
+    with pytest.raises(pf.flows.FlowError, match="of the queries"):
         pf.flow(field, mu, 0.3, solver=pf.RK4(50), queries=torch.tensor([[40.0]]))
 
 
 def test_stiffness_is_reported():
     field = pf.Pointwise(lambda x: -1e6 * (x - 1))
-    with pytest.raises(pf.FlowError, match="within 50 steps"):
+    with pytest.raises(pf.flows.FlowError, match="within 50 steps"):
         pf.flow(field, pf.Measure(torch.zeros(2, 1)), 1.0, solver=pf.Dopri5(1e-6, max_steps=50))
 
 
@@ -803,7 +803,7 @@ def test_layers_of_constants_are_interpolated():
 @pytest.mark.filterwarnings("ignore:A field is a velocity")
 @pytest.mark.parametrize("wrap", [
     lambda f: pf.Compose(f), lambda f: pf.fields.Sum(f, f), lambda f: pf.Residual(f),
-    lambda f: pf.fields.Projected(f, pf.Euclidean()),
+    lambda f: pf.fields.Projected(f, pf.flows.Euclidean()),
     lambda f: pf.fields.SecondOrder(pf.Pointwise(lambda z: z[..., :2]) @ f),
 ], ids=["compose", "sum", "residual", "projected", "second order"])  # fmt: skip
 def test_time_reaches_fields_inside_others(wrap):
@@ -835,7 +835,7 @@ def test_functions_keep_their_tensors_beside_sinkhorn():
 def test_curried_flows_say_what_goes_wrong():
     with torch.no_grad():
         G = pf.Flow(pf.Pointwise(torch.square), 1.0, solver=pf.RK4(20))
-        with pytest.raises(pf.FlowError, match="of the queries"):
+        with pytest.raises(pf.flows.FlowError, match="of the queries"):
             G.at(pf.Measure(torch.zeros(2, 1)))(torch.full((1, 1), 30.0))
         on = pf.Flow(softmax_field(3, manifold=pf.Sphere()), 1.0)
         with pytest.raises(ValueError, match="must lie on the sphere"):
@@ -853,7 +853,7 @@ def test_batched_context_and_one_measure_of_queries():
 def test_the_adjoint_of_a_constant_field():
     x = torch.randn(4, 2, requires_grad=True)
     field = pf.Pointwise(torch.ones_like)
-    pf.flow(field, pf.Measure(x), 1.0, solver=pf.RK4(3), gradients=pf.Adjoint())[
+    pf.flow(field, pf.Measure(x), 1.0, solver=pf.RK4(3), gradients=pf.flows.Adjoint())[
         -1
     ].atoms.sum().backward()
     assert worst(x.grad, torch.ones(4, 2)) < 1e-15
@@ -893,5 +893,5 @@ def test_the_ends_of_a_torus_meet():
     assert pf.Torus(1.0).retract(torch.tensor([[-1e-20]])) == 0
     torch.manual_seed(3)
     turning = pf.fields.Pairwise(lambda x, y: 1 + torch.sin(y - x), manifold=pf.Torus())
-    study = pf.studies.depth(turning, pf.Measure(7 * torch.rand(30, 1)), [32, 64, 128], t1=3.0)
+    study = pf.flows.depth_study(turning, pf.Measure(7 * torch.rand(30, 1)), [32, 64, 128], t1=3.0)
     assert all(abs(r - 2) < 0.1 for r in study.ratios)

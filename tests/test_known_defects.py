@@ -22,7 +22,9 @@ def test_gradients_of_dopri5_through_a_field_that_depends_on_time(rtol):
     x = torch.randn(6, 2, requires_grad=True)
 
     def gradient(solver):
-        end = pf.Flow(field, t1=2.0, solver=solver, gradients=pf.Backprop()).push(pf.Measure(x))
+        end = pf.Flow(field, t1=2.0, solver=solver, gradients=pf.flows.Backprop()).push(
+            pf.Measure(x)
+        )
         return torch.autograd.grad(end.atoms.square().sum(), x)[0]
 
     right = gradient(pf.RK4(steps=200))
@@ -58,7 +60,7 @@ def test_the_error_estimate_of_weak_counts_its_radius():
     mu = pf.Measure(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     shift = lambda m: m.push(lambda z: z + 0.1 * m.mean())
     x = torch.tensor([[0.05, 0.0]])
-    y, estimate = pf.recover(shift, by=pf.Weak(radius=0.1)).estimate(mu, x)
+    y, estimate = pf.recover(shift, by=pf.representation.Weak(radius=0.1)).estimate(mu, x)
     assert estimate.item() >= 0.99 * (y - x - 0.1 * mu.mean()).norm().item()
 
 
@@ -130,7 +132,7 @@ def test_birkhoff_takes_what_doubly_stochastic_certifies():
         torch.manual_seed(seed)
         result = pf.doubly_stochastic(torch.randn(6, 6))
         assert result.converged
-        pf.birkhoff(result.matrix)
+        pf.approximation.birkhoff(result.matrix)
 
 
 @pytest.mark.xfail(strict=True, raises=ValueError)
@@ -149,8 +151,10 @@ def test_retraction_to_the_sphere_beyond_the_range_of_squares(size):
 @known_defect
 def test_the_uniform_bound_is_not_below_a_bound_it_bounds():
     mu = pf.Measure(torch.rand(5, 1))
-    hats = pf.Hats(torch.zeros(1), torch.ones(1), cells=3)
-    near = pf.SinkhornApproximation(pf.QuantileCoupling(), hats, tau=0.0, delta=0.1)
+    hats = pf.approximation.Hats(torch.zeros(1), torch.ones(1), cells=3)
+    near = pf.approximation.SinkhornApproximation(
+        pf.approximation.QuantileCoupling(), hats, tau=0.0, delta=0.1
+    )
     bound = near.bound(mu, mu).item()
     torch.set_default_dtype(torch.float32)  # what users have
     assert bound <= near.uniform_bound

@@ -12,12 +12,12 @@ RADIUS = 0.8
 MAPS = {
     "softmax": lambda: pf.Attention(2, heads=2, head_dim=3),
     "squared distance": lambda: pf.Attention(2, affinity=pf.SquaredDistance(1.5)),
-    "linear": lambda: pf.Attention(2, heads=2, normaliser=pf.Linear()),
+    "linear": lambda: pf.Attention(2, heads=2, normaliser=pf.relations.Bilinear()),
     "linear, squared distance": lambda: pf.Attention(
-        2, normaliser=pf.Linear(), affinity=pf.SquaredDistance(2.0)
+        2, normaliser=pf.relations.Bilinear(), affinity=pf.SquaredDistance(2.0)
     ),
-    "unnormalised": lambda: pf.Attention(2, normaliser=pf.Unnormalised()),
-    "sigmoid": lambda: pf.Attention(2, heads=2, normaliser=pf.Sigmoid(bias=0.3)),
+    "unnormalised": lambda: pf.Attention(2, normaliser=pf.relations.Exponential()),
+    "sigmoid": lambda: pf.Attention(2, heads=2, normaliser=pf.relations.Sigmoid(bias=0.3)),
     "field": lambda: pf.fields.SelfAttention(*torch.randn(3, 2, 2).unbind(0)),
     "heads of a field": lambda: pf.fields.SelfAttention(*torch.randn(3, 4, 2, 2).unbind(0)),
     "MLP": lambda: pf.MLP(2, 5, skip=True),
@@ -115,7 +115,7 @@ def test_growing_clouds():
     bound = pf.Flow(grow, t1=1.0, solver=pf.RK4(200)).lipschitz(1.0)
     assert math.e <= bound.x <= math.e * (1 + 1e-9) and math.e <= bound.reach < 1.02 * math.e
     one = torch.eye(2)
-    fast = pf.fields.SelfAttention(one, one, one, normaliser=pf.Unnormalised())
+    fast = pf.fields.SelfAttention(one, one, one, normaliser=pf.relations.Exponential())
     assert math.isinf(pf.Flow(fast, t1=5.0, solver=pf.RK4(50)).lipschitz(2.0).measure)
 
 
@@ -144,7 +144,7 @@ def test_fields_that_depend_on_time():
 
 
 def test_nothing_times_infinity_is_nothing():
-    steep = pf.Attention(2, normaliser=pf.Unnormalised())
+    steep = pf.Attention(2, normaliser=pf.relations.Exponential())
     bound = pf.Residual(steep, step=0.0).lipschitz(1e3)
     assert (bound.x, bound.mu, bound.reach) == (1.0, 0.0, 1e3)
 

@@ -7,7 +7,7 @@ import torch
 from cases import measure, worst
 
 import pushforward as pf
-from pushforward import observables
+from pushforward import flows
 
 
 def brute_clusters(x, tol):
@@ -23,7 +23,7 @@ def brute_clusters(x, tol):
 def test_clusters(d, tol):
     torch.manual_seed(d)
     x = torch.cat([torch.rand(80, d), 0.01 * torch.rand(30, d) + 0.5])
-    found = observables.clusters(pf.Measure(x), tol)
+    found = flows.clusters(pf.Measure(x), tol)
     same = found[:, None] == found[None, :]
     assert torch.equal(same, brute_clusters(x, tol))
     sizes = found.bincount()
@@ -33,18 +33,18 @@ def test_clusters(d, tol):
 def test_a_collapsed_cloud_is_one_cluster():
     """A hundred thousand atoms in one place are one node, not five billion pairs."""
     x = 1e-4 * torch.randn(100_000, 3)
-    assert observables.clusters(pf.Measure(x), 0.01).max() == 0
+    assert flows.clusters(pf.Measure(x), 0.01).max() == 0
 
 
 def test_atoms_without_mass_are_in_no_cluster():
     mu = pf.Measure(torch.tensor([[0.0], [9.0], [0.1]]), torch.tensor([1.0, 0.0, 2.0]))
-    assert observables.clusters(mu, 0.5).tolist() == [0, -1, 0]
+    assert flows.clusters(mu, 0.5).tolist() == [0, -1, 0]
 
 
 def test_diameter_and_radius():
     x = torch.randn(2, 50, 3)
-    assert worst(observables.diameter(x), torch.cdist(x, x).amax((-1, -2))) < 1e-7
-    assert worst(observables.radius(pf.Measure(x)), x.norm(dim=-1).amax(-1)) == 0
+    assert worst(flows.diameter(x), torch.cdist(x, x).amax((-1, -2))) < 1e-7
+    assert worst(flows.radius(pf.Measure(x)), x.norm(dim=-1).amax(-1)) == 0
 
 
 def test_order():
@@ -52,11 +52,11 @@ def test_order():
     mu = pf.Measure(angles, torch.rand(20))
     w = mu.normalise().weights[:, None]
     exact = (w * torch.exp(1j * angles)).sum(0).abs().mean()
-    assert worst(observables.order(mu, pf.Torus()), exact) < 1e-14
-    assert worst(observables.order(mu, pf.Torus(1.0)),
+    assert worst(flows.order(mu, pf.Torus()), exact) < 1e-14
+    assert worst(flows.order(mu, pf.Torus(1.0)),
                  (w * torch.exp(2j * math.pi * angles)).sum(0).abs().mean()) < 1e-14  # fmt: skip
     one = pf.Measure(torch.ones(3, 2))
-    assert worst(observables.order(one), torch.tensor(1.0)) < 1e-15
+    assert worst(flows.order(one), torch.tensor(1.0)) < 1e-15
 
 
 @pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.Sinkhorn(tol=1e-10)], ids=repr)
@@ -67,9 +67,9 @@ def test_attention_entropy(normaliser):
     kappa = kappa / kappa.sum(-1, keepdim=True)
     rows = -(kappa * kappa.log()).sum(-1).mean(0)
     exact = (mu.normalise().weights * rows).sum()
-    assert worst(observables.attention_entropy(field, mu)[0], exact) < 1e-12
+    assert worst(flows.attention_entropy(field, mu)[0], exact) < 1e-12
     with pytest.raises(TypeError, match="rows that are probabilities"):
-        observables.attention_entropy(pf.Attention(2, normaliser=pf.Sigmoid()), mu)
+        flows.attention_entropy(pf.Attention(2, normaliser=pf.relations.Sigmoid()), mu)
 
 
 def test_path_observables():
@@ -98,7 +98,7 @@ def test_pictures_of_a_path(tmp_path, d):
 
 
 def test_a_study_draws():
-    study = pf.studies.Study("depth", (8, 16, 32), (0.4, 0.2, 0.1), -1.0)
+    study = pf.flows.Study("depth", (8, 16, 32), (0.4, 0.2, 0.1), -1.0)
     assert study.rate == pytest.approx(-1) and study.ratios == pytest.approx((2, 2))
     study.plot()
     assert "rate -1.000, theory -1" in str(study)
@@ -106,10 +106,10 @@ def test_a_study_draws():
 
 def test_entropy_of_a_batch():
     field, parts = pf.Attention(2), [measure(5), measure(8)]
-    both = observables.attention_entropy(field, pf.Measure.stack(parts))
+    both = flows.attention_entropy(field, pf.Measure.stack(parts))
     for k, part in enumerate(parts):
-        assert worst(both[k], observables.attention_entropy(field, part)) < 1e-13
+        assert worst(both[k], flows.attention_entropy(field, part)) < 1e-13
     with pytest.raises(ValueError, match="Leaders are of one measure"):
-        observables.leaders(field, pf.Measure.stack(parts))
+        flows.leaders(field, pf.Measure.stack(parts))
     with pytest.raises(TypeError, match="needs attention"):
-        observables.leaders(pf.MLP(2, 3), parts[0])
+        flows.leaders(pf.MLP(2, 3), parts[0])

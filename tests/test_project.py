@@ -1,6 +1,5 @@
-"""The house itself: import direction, what an import needs, README, examples, memory."""
+"""The project as users meet it: what an import needs, README, docs, examples, memory."""
 
-import ast
 import os
 import re
 import subprocess
@@ -12,13 +11,6 @@ import pytest
 pytestmark = pytest.mark.unhooked
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "pushforward"
-LAYERS = """_types _precision _checks _progress _fits _grouping _quadrature ops scores affinities
-marginals sinkhorn implicit feasibility measures distances normalisers relations lipschitz
-manifolds maps sequences
-layers attention transformer relate stochastic realise heads rules universal pictures fields
-solvers observables flows studies recovery zoo characterise audit""".split()
-
 
 ONE_CORE = {"OMP_NUM_THREADS": "1"}
 """Tests run side by side, and threads that wait for each other's cores take ten times as long."""
@@ -32,20 +24,6 @@ def run(code, *arguments, cwd=ROOT, **environment):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-def test_imports_point_one_way():
-    """A layer imports only layers before it."""
-    for file in SOURCE.rglob("*.py"):
-        *folders, stem = file.relative_to(SOURCE).with_suffix("").parts
-        layer = (folders or [stem])[0]
-        if layer == "__init__":
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == len(folders) + 1:
-                names = [node.module] if node.module else [a.name for a in node.names]
-                for target in (name.split(".")[0] for name in names):
-                    assert LAYERS.index(target) < LAYERS.index(layer), f"{file}: {target}"
 
 
 def test_import_needs_torch_numpy_jaxtyping_only():

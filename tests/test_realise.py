@@ -7,8 +7,13 @@ import pytest
 import torch
 
 import pushforward as pf
-from pushforward.heads import birkhoff, realise_heads
-from pushforward.realise import realise, realise_conditional, realise_coupling
+from pushforward.approximation import (
+    birkhoff,
+    realise,
+    realise_conditional,
+    realise_coupling,
+    realise_heads,
+)
 
 
 def softmax_head(q, k, log_b):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import pushforward as pf
-from pushforward.scores import StoredKernel
+from pushforward.sinkhorn import StoredKernel
 
 TIGHT = pf.Sinkhorn(tol=1e-12)
 
@@ -110,8 +110,8 @@ def test_projection_is_sinkhorn_of_the_same_affinity():
 
 def test_types_do_not_mix():
     mu, nu = pair()
-    dual = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.DualSoftmax())
-    assert type(dual) is pf.Affinities
+    dual = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.relations.DualSoftmax())
+    assert type(dual) is pf.relations.Masses
     for name in ("conditional", "converged", "mutual_information"):
         assert not hasattr(dual, name)
     for name in ("joint", "project"):
@@ -125,7 +125,10 @@ def test_dual_softmax_and_sigmoid_by_hand():
     dual = a[:, None] * b * (e / (e @ b)[:, None]) * (e / (a @ e))
     sigmoid = a[:, None] * b * torch.sigmoid(scores - 0.3)
     v = torch.randn(9, 2)
-    for normaliser, p in ((pf.DualSoftmax(), dual), (pf.Sigmoid(bias=-0.3), sigmoid)):
+    for normaliser, p in (
+        (pf.relations.DualSoftmax(), dual),
+        (pf.relations.Sigmoid(bias=-0.3), sigmoid),
+    ):
         r = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=normaliser)
         assert torch.allclose(r.matrix(), p, atol=1e-15)
         assert torch.allclose(r.apply(v), p @ v / a[:, None])
@@ -139,13 +142,13 @@ def test_dual_softmax_and_sigmoid_by_hand():
 def test_hard_assignment_is_exact_transport():
     mu, nu = pf.Measure(torch.randn(8, 2)), pf.Measure(torch.randn(8, 2))
     near = pf.SquaredDistance(1.0)
-    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=pf.Hard())
+    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=pf.relations.Exact())
     p = 8 * pi.matrix()
     assert torch.allclose(p.round(), p, atol=1e-14) and pi.converged
     assert float(pi.cost()) == pytest.approx(pf.wasserstein(mu, nu, p=2).item() ** 2)
     assert torch.equal(pi.assignment(), pi.matrix().argmax(-1))
     mu, nu = pair()
-    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=pf.Hard())
+    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=pf.relations.Exact())
     m, n = mu.normalise(), nu.normalise()
     assert float(pi.converged and pi.cost()) == pytest.approx(
         pf.wasserstein(m, n, p=2).item() ** 2
@@ -207,7 +210,7 @@ def test_unbalanced_against_pot(slack):
         0.4, slack,
         reg_type="kl", numItermax=100_000, stopThr=1e-14,
     )  # fmt: skip
-    assert type(pi) is pf.Affinities and pi.residual < 1e-12
+    assert type(pi) is pf.relations.Masses and pi.residual < 1e-12
     assert torch.allclose(pi.matrix(), torch.from_numpy(theirs), atol=1e-10)
     assert pi.transpose().residual < 1e-12
     for side, slack_of_side, mu_ in zip(pi.marginals(), slack, (mu, nu), strict=True):
@@ -357,8 +360,8 @@ def test_functions_go_tile_by_tile(monkeypatch):
 
     results = []
     for tile in (1 << 20, 20):
-        for kind in pf.scores.TILE:
-            monkeypatch.setitem(pf.scores.TILE, kind, tile)
+        for kind in pf.affinities.TILE:
+            monkeypatch.setitem(pf.affinities.TILE, kind, tile)
         sizes.clear()
         pi = pf.relate(function, mu, nu, normaliser=TIGHT)
         (slope,) = torch.autograd.grad(pi.cost(), theta)
@@ -424,7 +427,9 @@ def test_relations_of_a_transformer():
     assert torch.allclose(out, real(states[0])(states[0].atoms, None), atol=1e-14)
 
 
-@pytest.mark.parametrize("normaliser", [pf.Softmax(), TIGHT, pf.DualSoftmax(), pf.Sigmoid()])
+@pytest.mark.parametrize(
+    "normaliser", [pf.Softmax(), TIGHT, pf.relations.DualSoftmax(), pf.relations.Sigmoid()]
+)
 def test_a_layer_applies_its_relation(normaliser):
     gamma, mu, nu = pf.Attention(2, heads=2, normaliser=normaliser), cloud(5), cloud(7)
     relation = pf.relate(gamma, mu, nu)
@@ -681,7 +686,7 @@ def test_atoms_without_a_partner_are_named():
     mask[1] = False
     for normaliser in (
         pf.Softmax(),
-        pf.DualSoftmax(),
+        pf.relations.DualSoftmax(),
         pf.Sinkhorn(steps=2),
         pf.Sinkhorn(slack=1.0),
     ):
@@ -698,12 +703,12 @@ def test_atoms_without_a_partner_are_named():
 def test_hard_assignment_on_a_mask():
     mu = pf.Measure(torch.randn(4, 2))
     mask = ~torch.eye(4, dtype=torch.bool)
-    pi = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Hard(), mask=mask)
+    pi = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.relations.Exact(), mask=mask)
     assert pi.converged and (pi.matrix()[~mask] == 0).all() and torch.isfinite(pi.cost())
     mask[:2, 1:] = False
     mask[:2, 0] = True
     with pytest.raises(ValueError, match="No coupling"):
-        pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Hard(), mask=mask)
+        pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.relations.Exact(), mask=mask)
 
 
 def test_nan_is_said_at_once():
@@ -967,7 +972,7 @@ def test_zero_mass_atoms_have_no_say_in_gradients():
 def test_pictures(tmp_path):
     mu, nu = pair(6, 5)
     near = pf.SquaredDistance(1.0)
-    for normaliser in (pf.Softmax(), pf.Sinkhorn(), pf.DualSoftmax()):
+    for normaliser in (pf.Softmax(), pf.Sinkhorn(), pf.relations.DualSoftmax()):
         r = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=normaliser)
         figures = (
             pf.pictures.heatmap(r), pf.pictures.graph(r), pf.pictures.transported(r, mu, nu),

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pushforward.stochastic import doubly_stochastic
+from pushforward.sinkhorn import doubly_stochastic
 
 INF = math.inf
 EYE = torch.eye(3, dtype=torch.bool)
@@ -165,7 +165,7 @@ def test_chunks_change_nothing(monkeypatch):
         torch.autograd.grad(result.matrix, logits, up),
     )
     whole, (grad,) = run()
-    monkeypatch.setattr("pushforward.stochastic.CHUNK", 200)
+    monkeypatch.setattr("pushforward.sinkhorn._small.CHUNK", 200)
     parts, (grads,) = run()
     torch.testing.assert_close(parts.matrix, whole.matrix, rtol=0, atol=1e-6)
     torch.testing.assert_close(grads, grad, rtol=0, atol=1e-5)

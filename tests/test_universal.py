@@ -8,11 +8,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import pushforward as pf
-from pushforward.rules import EntropicCoupling, GaussianConditional, QuantileCoupling, SoftNearest
-from pushforward.universal import (
+from pushforward.approximation import (
+    EntropicCoupling,
+    GaussianConditional,
     Hats,
+    QuantileCoupling,
     SinkhornApproximation,
     SoftmaxApproximation,
+    SoftNearest,
     relation_distance,
     sup_error,
 )

@@ -22,8 +22,8 @@ n = 20 if small else 100
 field = pf.fields.CuckerSmale(lambda r: 1 / (1 + r.square()))
 x = 0.3 * torch.randn(n, 2)
 v = torch.randn(n, 2)
-v = v / pf.observables.diameter(v)
-spread = pf.observables.diameter(x).item()
+v = v / pf.flows.diameter(v)
+spread = pf.flows.diameter(x).item()
 threshold = math.pi / 2 - math.atan(spread)
 
 figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")

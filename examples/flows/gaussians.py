@@ -22,7 +22,7 @@ kinds = {
     "softmax": dict(),
     "squared distance": dict(affinity=pf.SquaredDistance(2.0)),
     "Sinkhorn": dict(normaliser=pf.Sinkhorn(tol=1e-5)),
-    "linear": dict(normaliser=pf.Linear()),
+    "linear": dict(normaliser=pf.relations.Bilinear()),
 }
 circle = torch.linspace(0, 2 * torch.pi, 80)
 circle = torch.stack([circle.cos(), circle.sin()], -1)
@@ -30,7 +30,7 @@ figure, axes = plt.subplots(1, 4, figsize=(13, 3.4), layout="constrained")
 for ax, (name, options) in zip(axes, kinds.items(), strict=True):
     field = pf.fields.SelfAttention(Q, eye, V, **options)
     exact = pf.flows.gaussian(field, mean, cov, t1=3.0, save=6)
-    path = pf.flow(field, mu, t1=3.0, solver=pf.Midpoint(steps=30), save=6)
+    path = pf.flow(field, mu, t1=3.0, solver=pf.flows.Midpoint(steps=30), save=6)
     means, covs = path.moments()
     gap = (covs[-1] - exact.covariances[-1]).abs().max() / covs[0].abs().max()
     print(f"{name}: {mu.n} particles, covariance at t = 3 within {gap:.1%} of the limit")

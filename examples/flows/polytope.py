@@ -24,7 +24,7 @@ path = pf.flow(field, mu, t1=5.0, solver=pf.RK4(steps=100 if small else 2000), s
 z = torch.stack([m.atoms for m in path]) * torch.exp(-path.times)[:, None, None]
 
 leaders = path.leaders()[-1]
-corners = pf.observables.clusters(pf.Measure(z[-1]), tol=0.05)
+corners = pf.flows.clusters(pf.Measure(z[-1]), tol=0.05)
 print(f"{mu.n} tokens, {int(corners.max()) + 1} clusters at scale e^-t, {len(leaders)} leaders")
 figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
 ax.plot(*z.permute(2, 0, 1).numpy(), color="#1f6f8b", lw=0.6, alpha=0.6)

@@ -7,6 +7,6 @@ are differentiable in atoms and weights; those that hold an optimal plan fixed, 
 more than one dimension and the Sinkhorn divergence, refuse to be differentiated twice.
 """
 
-from .entropic import sinkhorn_divergence as sinkhorn_divergence
-from .kernels import energy_distance as energy_distance, mmd as mmd
-from .transport import sliced_wasserstein as sliced_wasserstein, wasserstein as wasserstein
+from ._entropic import sinkhorn_divergence as sinkhorn_divergence
+from ._exact import sliced_wasserstein as sliced_wasserstein, wasserstein as wasserstein
+from ._kernels import energy_distance as energy_distance, mmd as mmd

@@ -1,0 +1,1 @@
+"""What two chapters or more use; it imports no chapter."""

@@ -1,0 +1,309 @@
+"""Every user-facing error is worded here: expected, got, fix.
+
+Shapes, dtypes and devices are checked wherever a user enters. Values are checked only where a
+measure is built from a user's numbers: reading them waits for the device.
+"""
+
+from collections.abc import Sequence
+from inspect import signature
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from .precision import HALF
+
+
+def holds(condition: Tensor, *, unknown: bool = True) -> bool:
+    """The truth of a condition on values, or `unknown` where values cannot be read.
+
+    Inside `torch.compile` and under `torch.func.vmap` tensors have no values to look at.
+    """
+    if torch.compiler.is_compiling():
+        return unknown
+    try:
+        return bool(condition)
+    except RuntimeError as error:
+        if "vmap" in str(error):
+            return unknown
+        raise
+
+
+def check_kind(name: str, value: object, kind: type, fix: str) -> None:
+    """Raise unless `value` is an instance of `kind`."""
+    if isinstance(value, kind):
+        return
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    if isinstance(value, type) and issubclass(value, kind):
+        needs = [p for p in signature(value).parameters.values() if p.default is p.empty]
+        fix = f"Make one: `{value.__name__}({', '.join(p.name + '=...' for p in needs)})`."
+    raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {got}. {fix}")
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise unless every size is a whole positive number, or None for its default."""
+    for name, size in sizes.items():
+        whole = isinstance(size, Integral) and not isinstance(size, bool)
+        if size is not None and not (whole and size >= 1):
+            raise ValueError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise unless `seed` is a whole number that a generator takes."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:
+        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {seed!r}.")
+
+
+def check_callable(name: str, value: object, how: str) -> None:
+    """Raise unless `value` can be called and is no class."""
+    if isinstance(value, type):
+        raise TypeError(f"`{name}` must be {how}, got the class {value.__name__}. Make one of it.")
+    if not callable(value):
+        raise TypeError(f"`{name}` must be {how}, got {type(value).__name__}.")
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise unless `tensor` is a tensor."""
+    fix = "Convert it with `torch.as_tensor`."
+    if hasattr(tensor, "atoms"):
+        fix = "Its points are `.atoms`."
+    elif hasattr(tensor, "matrix"):
+        fix = "Its masses are `.matrix()`." if callable(tensor.matrix) else "Take its `.matrix`."
+    check_kind(name, tensor, Tensor, fix)
+
+
+def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") -> None:
+    """Raise unless `value` is a number above `least`; a tensor's gradient would be lost."""
+    if not isinstance(value, Real):
+        fix = fix or "Give a Python number, such as `value.item()`."
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}. {fix}")
+    if value != value:
+        raise ValueError(f"`{name}` must be a number, got NaN. Look for what made it so upstream.")
+    if not value > least:
+        than = "positive" if least == 0 else f"above {least:g}"
+        raise ValueError(f"`{name}` must be {than}, got {value}.")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise unless `value` is a share of a whole, more than none and less than all of it."""
+    check_number(name, value)
+    if value >= 1:
+        raise ValueError(f"`{name}` is a share of the mass, below 1, got {value}.")
+
+
+def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:
+    """Raise unless `tensor` is a floating-point tensor with at least `least` axes."""
+    check_tensor(name, tensor)
+    if not tensor.is_floating_point():
+        raise ValueError(
+            f"`{name}` must be floating point, got {tensor.dtype}. Convert with `{name}.float()`."
+        )
+    if tensor.ndim < least:
+        raise ValueError(
+            f"`{name}` must have shape {axes}, got {tuple(tensor.shape)}. "
+            "A cloud of n points in R^d is (n, d): for points on a line write `points[:, None]`."
+        )
+
+
+def check_shape(name: str, tensor: Tensor, expected: Sequence[int], fix: str) -> None:
+    """Raise unless `tensor` is a tensor of exactly the `expected` shape."""
+    check_tensor(name, tensor)
+    if tuple(tensor.shape) != tuple(expected):
+        raise ValueError(
+            f"`{name}` must have shape {tuple(expected)}, got {tuple(tensor.shape)}. {fix}"
+        )
+
+
+def check_same(what: str, a: tuple[str, Tensor], b: tuple[str, Tensor]) -> None:
+    """Raise unless two named tensors share their `dtype` or `device`."""
+    (name_a, tensor_a), (name_b, tensor_b) = a, b
+    x, y = getattr(tensor_a, what), getattr(tensor_b, what)
+    if x != y:
+        raise ValueError(
+            f"`{name_a}` and `{name_b}` must share their {what}, got {x} and {y}. "
+            f"Move one of them with `.to({what}=...)`."
+        )
+
+
+def check_atoms(atoms: Tensor) -> None:
+    """Raise unless `atoms` can be the support of a measure."""
+    check_floating("atoms", atoms, "(..., n, d)", 2)
+    if 0 in atoms.shape[-2:]:
+        raise ValueError(
+            f"A measure needs at least one atom in at least one dimension, got atoms of shape "
+            f"{tuple(atoms.shape)}. Drop empty clouds before building measures."
+        )
+
+
+def check_mass(name: str, weights: Tensor, log_weights: Tensor) -> None:
+    """Raise unless the weights are non-negative, finite, and not all zero.
+
+    `weights` is what the user gave under `name`, `log_weights` what became of it.
+    """
+    if not holds(~weights.isnan().any()):
+        raise ValueError(f"`{name}` must be numbers, got NaN. Look for 0/0 or inf-inf upstream.")
+    if name == "weights" and not holds((weights >= 0).all()):
+        raise ValueError(
+            f"`weights` must be non-negative, got a minimum of {weights.min().item():g}. "
+            "Logarithms of weights go in `log_weights=`."
+        )
+    if not holds((log_weights < torch.inf).all()):
+        raise ValueError(f"`{name}` must be finite, got +inf. Rescale the weights first.")
+    if not holds((log_weights > -torch.inf).any(-1).all()):
+        raise ValueError(
+            "A measure needs a positive total mass, got a cloud whose weights are all zero. "
+            "Drop empty clouds before building measures."
+        )
+
+
+def check_sums(what: str, sums: Tensor, dtype: torch.dtype, fix: str) -> None:
+    """Raise unless sums are one, to half the digits of the dtype they were given in."""
+    if holds(((sums - 1).abs() <= torch.finfo(dtype).eps ** 0.5).all()):
+        return
+    raise ValueError(
+        f"The {what} of `matrix` must sum to one, got sums from {sums.min().item():g} to "
+        f"{sums.max().item():g}. {fix}"
+    )
+
+
+def check_values(
+    atoms: Tensor, logs: Tensor, times: Tensor | None, given: tuple[str, Tensor] | None
+) -> None:
+    """Raise unless weights are good, and points and times finite where there is mass.
+
+    `given` is what the user gave, `logs` what became of it. Good values cost one read of the
+    device; only bad ones are looked at again, to say what is wrong.
+    """
+    live = logs > -torch.inf
+    located = {"atoms": atoms} if times is None else {"atoms": atoms, "times": times[..., None]}
+    good = (live.any(-1) & (logs < torch.inf).all(-1)).all()
+    for points in located.values():
+        good = good & (points.isfinite().all(-1) | ~live).all()
+    if holds(good):
+        return
+    if given is not None:
+        check_mass(*given, logs)
+    for name, points in located.items():
+        if not holds((points.isfinite().all(-1) | ~live).all()):
+            raise ValueError(
+                f"`{name}` must be finite wherever the weight is positive, got NaN or inf. "
+                "Give such points weight zero to leave them out."
+            )
+
+
+def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
+    """Raise unless queries `x` can meet the context `mu`; `dims` are those a map asks for."""
+    atoms, (asks, takes) = mu.atoms, dims
+    if x is not atoms:
+        check_floating("x", x, "(..., m, d)", 2)
+        check_same("dtype", ("mu", atoms), ("x", x))
+        check_same("device", ("mu", atoms), ("x", x))
+        check_broadcast("context and queries", atoms.shape[:-2], x.shape[:-2])
+    if asks is None and takes is None and x.shape[-1] != atoms.shape[-1]:
+        raise ValueError(
+            f"Context and queries must share their space, got `mu` in R^{atoms.shape[-1]} and "
+            f"`x` in R^{x.shape[-1]}."
+        )
+    if takes is not None and atoms.shape[-1] != takes:
+        raise ValueError(f"This map takes contexts in R^{takes}, got `mu` in R^{atoms.shape[-1]}.")
+    if asks is not None and x.shape[-1] != asks:
+        if x is atoms:
+            raise ValueError(
+                f"This map takes queries in R^{asks} to a context in R^{takes}, so it cannot push "
+                "the context itself. Push queries: `queries.push(gamma.at(mu))`."
+            )
+        raise ValueError(f"This map takes queries in R^{asks}, got `x` in R^{x.shape[-1]}.")
+
+
+def check_broadcast(what: str, first: Sequence[int], second: Sequence[int]) -> None:
+    """Raise unless batch axes broadcast."""
+    for a, b in zip(reversed(first), reversed(second), strict=False):
+        if a != b and 1 not in (a, b):
+            raise ValueError(
+                f"Batch axes of {what} must broadcast, got {tuple(first)} and {tuple(second)}."
+            )
+
+
+def check_no_tangent(what: str, *tensors: Tensor) -> None:
+    """Raise if forward-mode differentiation is under way, where a tangent would be lost."""
+    if torch.compiler.is_compiling():
+        return
+    if any(unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(
+            f"{what} has no forward-mode derivative. Use reverse mode (`backward`, "
+            "`torch.autograd.grad`), or `impl='reference'` for the reductions."
+        )
+
+
+def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
+    """Raise unless the parameters live where the atoms do; autocast sorts dtypes out itself."""
+    p = _first_parameter(module)
+    if p is None or (p.dtype == atoms.dtype and p.device == atoms.device):
+        return
+    if p.device != atoms.device:
+        raise ValueError(
+            f"The map is on {p.device}, the measure on {atoms.device}. Move one: `.to(device)`."
+        )
+    if not torch.is_autocast_enabled(atoms.device.type):
+        raise ValueError(
+            f"The map has {p.dtype} parameters, the measure {atoms.dtype} atoms. "
+            f"Convert one: `map.to({atoms.dtype})` or `mu.to({p.dtype})`."
+        )
+
+
+def _first_parameter(module: torch.nn.Module) -> Tensor | None:
+    """As `next(module.parameters(), None)`, at a tenth of its time."""
+    for p in (*module._parameters.values(), *module._buffers.values()):
+        if p is not None and p.is_floating_point():
+            return p
+    for child in module._modules.values():
+        if child is not None and (found := _first_parameter(child)) is not None:
+            return found
+    return None
+
+
+def check_reduction(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times) -> None:
+    """Raise unless the arguments of a reduction fit together."""
+    named = {"q": (q, 2), "k": (k, 2), "bias": (bias, 1)}
+    if v is not None:
+        named["v"] = (v, 2)
+    for name, (tensor, least) in named.items():
+        check_floating(name, tensor, "(..., n)" if least == 1 else "(..., n, k)", least)
+    batch = q.shape[:-2]
+    for name, (tensor, least) in named.items():
+        if tensor.shape[:-least] != batch:
+            check_broadcast(f"`q` and `{name}`", batch, tensor.shape[:-least])
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
+            f"k {tuple(k.shape)}."
+        )
+    n = k.shape[-2]
+    if bias.shape[-1] != n or (v is not None and v.shape[-2] != n):
+        raise ValueError(
+            f"Keys, values and bias must count the same atoms: k has {n}, bias {bias.shape[-1]}"
+            + ("." if v is None else f", v {v.shape[-2]}.")
+        )
+    if bias.dtype in HALF:
+        raise ValueError(
+            f"`bias` must be float32 or float64, got {bias.dtype}: log-weights in half precision "
+            "change the measure. Keep it wide; q, k and v may be half."
+        )
+    if times is not None:
+        _check_clock(times, q.shape[-2], n)
+
+
+def _check_clock(times, m: int, n: int) -> None:
+    if not (isinstance(times, tuple) and len(times) == 2):
+        raise TypeError(
+            f"`times` must be a pair (of queries, of atoms), got {type(times).__name__}."
+        )
+    for name, t in zip(("times of queries", "times of atoms"), times, strict=True):
+        check_tensor(name, t)
+    if (times[0].shape[-1:], times[1].shape[-1:]) != ((m,), (n,)):
+        raise ValueError(
+            f"`times` must be one per query ({m}) and one per atom ({n}), got shapes "
+            f"{tuple(times[0].shape)} and {tuple(times[1].shape)}."
+        )

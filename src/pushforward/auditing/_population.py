@@ -1,0 +1,146 @@
+"""What tokens are like: sets that a user has, or a law to draw them from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._tools.checks import check_floating
+from ..measures import Measure
+from ._section import count
+
+TokenLaw = Callable[[int, torch.Generator], Any]
+"""`law(n, generator)` draws `n` tokens, as a tensor `(n, d)` or a measure."""
+
+LEAST = 4
+"""Tokens that a context must have for it to be written in other ways."""
+
+MANY = 256
+"""Points that show where the data lie."""
+
+TYPICAL = 32
+"""Tokens of a context where a user says nothing else."""
+
+
+class Population:
+    r"""A law of contexts: sets of tokens, each an empirical measure to draw from.
+
+    A context of $n$ tokens is $n$ independent draws from one of the sets, with replacement: draws
+    from the empirical measure itself, whatever its size. Weights become frequencies.
+
+    Args:
+        data: one set `(n, d)`, several (a list, or a tensor `(b, n, d)`), a measure, or a function
+            `law(n, generator)`.
+    """
+
+    def __init__(self, data: Any):
+        self.law: TokenLaw | None = None
+        self.sets: list[Measure] = []
+        self.batched = False
+        """Whether sets came as a tensor of three axes."""
+        if callable(data) and not isinstance(data, Measure):
+            self.law = data
+        else:
+            self.batched = getattr(data, "ndim", 0) == 3
+            self.sets = [_as_measure(part) for part in _parts(data)]
+            dims = sorted({mu.dim for mu in self.sets})
+            if len(dims) > 1:
+                raise ValueError(f"All sets of `data` must have one dimension, got {dims}.")
+        first = self.draw(2, torch.Generator().manual_seed(0))
+        self.dim, self.dtype, self.device = first.dim, first.dtype, first.device
+
+    @property
+    def typical(self) -> int:
+        """Tokens of a context: at most half of those that sets have, so that contexts differ."""
+        if not self.sets:
+            return TYPICAL
+        return max(LEAST, min(TYPICAL, min(mu.merge().n for mu in self.sets) // 2))
+
+    def context(self, generator: torch.Generator, n: int | None = None) -> Measure:
+        """A context of different tokens; of fewer than `n` where there are not so many."""
+        n = self.typical if n is None else n
+        if self.law is not None:
+            return self.draw(n, generator)
+        mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))].merge()
+        if mu.n < LEAST:
+            return mu.sample(LEAST, generator=generator)
+        n = min(n, mu.n)
+        chosen = torch.multinomial(mu.weights.double().cpu(), n, generator=generator)
+        chosen = chosen.to(mu.device)
+        return Measure(mu.atoms[chosen], times=None if mu.times is None else mu.times[chosen])
+
+    def draw(self, n: int, generator: torch.Generator) -> Measure:
+        """A context of `n` tokens of equal weight."""
+        if self.law is not None:
+            try:
+                drawn = self.law(n, generator)
+            except TypeError as error:
+                raise TypeError(
+                    "`data`, a function, must take a number and a generator, "
+                    f"`law(n, generator)`: {error}"
+                ) from error
+            mu = _as_measure(drawn)
+            if mu.n != n:
+                raise ValueError(f"`data(n, generator)` must draw n = {n} tokens, got {mu.n}.")
+            same = bool((mu.log_weights == mu.log_weights[0]).all())
+            return mu if same else mu.sample(n, generator=generator)
+        which = int(torch.randint(len(self.sets), (), generator=generator))
+        return self.sets[which].sample(n, generator=generator)
+
+    def one(self) -> Population:
+        """Of the largest set alone, where contexts of all sizes must come from one law."""
+        return self if len(self.sets) < 2 else Population(max(self.sets, key=lambda mu: mu.n))
+
+    def points(self, m: int, generator: torch.Generator) -> Tensor:
+        """Some points, `(m, d)`."""
+        return self.draw(m, generator).atoms
+
+    def describe(self) -> str:
+        """What it is, in words."""
+        if not self.sets:
+            return f"a law on R^{self.dim}"
+        if len(self.sets) == 1:
+            return f"{count(self.sets[0].n, 'token')} in R^{self.dim}"
+        sizes = sorted({mu.n for mu in self.sets})
+        span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return f"{len(self.sets)} sets of {span} tokens in R^{self.dim}"
+
+
+def _parts(data: Any) -> Sequence[Any]:
+    if isinstance(data, Measure):
+        return list(data) if data.batch_shape else [data]
+    if isinstance(data, (list, tuple)):
+        if not data:
+            raise ValueError("`data` must hold at least one set, got an empty list.")
+        return data
+    return list(data) if getattr(data, "ndim", 0) == 3 else [data]
+
+
+def _as_measure(part: Any) -> Measure:
+    """One set of tokens as a measure."""
+    if isinstance(part, Measure):
+        if part.batch_shape:
+            raise ValueError(f"A set of `data` must be one measure, got a batch: {part}.")
+        return part.detach().strip()
+    if isinstance(part, np.ndarray):
+        part = torch.from_numpy(part)
+    if hasattr(part, "to_numpy"):  # a table
+        part = torch.as_tensor(part.to_numpy())
+    if not isinstance(part, Tensor):
+        raise TypeError(
+            "`data` must be tokens `(n, d)`, a list of such sets, a Measure, or a function "
+            f"`law(n, generator)`, got {type(part).__name__}."
+        )
+    if not part.is_floating_point():
+        raise ValueError(
+            f"`data` must be floating point, got {part.dtype}. Numbers become so with "
+            "`data.float()`; of token ids give the embeddings, and the model after them."
+        )
+    check_floating("data", part, "(n, d)", 2)
+    if part.ndim != 2:
+        raise ValueError(f"A set of `data` must have shape (n, d), got {tuple(part.shape)}.")
+    return Measure(part.detach())

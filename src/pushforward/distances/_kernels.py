@@ -1,0 +1,77 @@
+"""Distances that are double integrals of a kernel: energy distance and MMD."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..affinities import SquaredDistance, scores
+from ..measures import Measure
+from ._pairs import ROUNDING, Distance, distance_matrix, pair, root
+
+
+def energy_distance(mu: Measure, nu: Measure) -> Distance:
+    r"""The energy distance $\bigl(2\,\mathbb E|X-Y|-\mathbb E|X-X'|-\mathbb E|Y-Y'|\bigr)^{1/2}$.
+
+    In $nm$ time and linear memory. On the line it is $\bigl(2\int(F-G)^2dx\bigr)^{1/2}$. The
+    square is a difference of mean distances: below $4\cdot10^{-15}$ of these it counts as 0.
+
+    Args:
+        mu: a measure.
+        nu: another of equal mass.
+
+    Examples:
+        >>> mu = pf.Measure(torch.zeros(1, 2))
+        >>> pf.energy_distance(mu, mu.push(lambda x: x + 1)) ** 2
+        tensor(2.8284)
+    """
+    a, b = pair(mu, nu)
+    apart = _mean_distance(a, b)
+    squared = 2 * apart - _mean_distance(a, a) - _mean_distance(b, b)
+    return root(squared, 2, ROUNDING * apart).to(mu.log_weights.dtype)
+
+
+def mmd(mu: Measure, nu: Measure, *, bandwidth: float = 1.0) -> Distance:
+    r"""The maximum mean discrepancy of the kernel $k(x,y)=e^{-|x-y|^2/2\sigma^2}$.
+
+    $\bigl(\int\!\!\int k\,d(\mu-\nu)\,d(\mu-\nu)\bigr)^{1/2}$, the exact distance of the two
+    measures, in $nm$ time and linear memory. The square is a difference of means of size one:
+    below $4\cdot10^{-15}$ it counts as 0.
+
+    Args:
+        mu: a measure.
+        nu: another of equal mass.
+        bandwidth: $\sigma$.
+
+    Examples:
+        >>> mu = pf.Measure(torch.zeros(1, 2))
+        >>> pf.mmd(mu, mu.push(lambda x: x + 9))
+        tensor(1.4142)
+    """
+    if not 0 < bandwidth < math.inf:
+        raise ValueError(f"`bandwidth` must be positive and finite, got {bandwidth}.")
+    a, b = pair(mu, nu)
+    affinity = SquaredDistance(2 * bandwidth**2)
+
+    def integral(x: Measure, y: Measure) -> Tensor:
+        kernel = scores(affinity, x.atoms, y.atoms, y.log_weights)
+        return x.integrate(kernel.over_keys(y.log_weights).exp())
+
+    squared = integral(a, a) + integral(b, b) - 2 * integral(a, b)
+    return root(squared, 2, ROUNDING).to(mu.log_weights.dtype)
+
+
+def _mean_distance(mu: Measure, nu: Measure) -> Tensor:
+    r"""$\int\!\!\int|x-y|\,d\mu\,d\nu$ in blocks of rows, each formed again for its gradient."""
+
+    def block(x: Tensor, a: Tensor) -> Tensor:
+        return (a[..., None, :] @ (distance_matrix(x, y) @ b[..., None]))[..., 0, 0]
+
+    y, b, weights = nu.atoms, nu.weights, mu.weights
+    rows = max(1, (1 << 22) // (nu.n * max(1, y.shape[:-2].numel())))
+    total = torch.zeros((), dtype=y.dtype, device=y.device)
+    for start in range(0, mu.n, rows):
+        part = mu.atoms[..., start : start + rows, :], weights[..., start : start + rows]
+        total = total + checkpoint(block, *part, use_reentrant=False)
+    return total

@@ -1,0 +1,77 @@
+"""What all distances share."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .._tools.checks import check_broadcast, check_kind, check_same, holds
+from ..measures import Measure
+
+Distance = Float[Tensor, "*b"]
+
+ROUNDING = 16 * torch.finfo(torch.float64).eps
+
+
+def pair(mu: Measure, nu: Measure, *, equal: bool = True) -> tuple[Measure, Measure]:
+    """Two measures that can be compared: normalised, in float64, with one batch shape."""
+    for name, m in (("mu", mu), ("nu", nu)):
+        check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
+    if mu.dim != nu.dim:
+        raise ValueError(f"Measures must share their space, got R^{mu.dim} and R^{nu.dim}.")
+    for what in ("dtype", "device"):
+        check_same(what, ("mu", mu.atoms), ("nu", nu.atoms))
+    check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
+    if equal and not holds(same_mass(mu, nu).all()):
+        raise ValueError(
+            f"Measures must have equal masses, got {_show(mu.mass)} and {_show(nu.mass)}. Compare "
+            "`mu.normalise()` and `nu.normalise()`, or use `wasserstein(mu, nu, p=1)`."
+        )
+    batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
+    wide = lambda m: Measure.unchecked(
+        m.atoms.double().expand(*batch, m.n, m.dim),
+        m.log_weights.double().log_softmax(-1).expand(*batch, m.n),
+    )
+    return wide(mu), wide(nu)
+
+
+def same_mass(mu: Measure, nu: Measure) -> Tensor:
+    """Whether total masses agree up to the rounding of log-weights of their size."""
+    a, b = (m.log_weights.detach().double().logsumexp(-1) for m in (mu, nu))
+    size = max(mu.n, nu.n) ** 0.5 + torch.maximum(a.abs(), b.abs())
+    return (a - b).abs() <= 16 * torch.finfo(mu.log_weights.dtype).eps * size
+
+
+def _show(mass: Tensor) -> str:
+    return f"{mass.item():g}" if mass.ndim == 0 else f"{mass.flatten()[:3].tolist()}"
+
+
+def root(value: Tensor, p: float, floor: Tensor | float = 0.0) -> Tensor:
+    """The p-th root; 0 with gradient 0 up to a `floor`, below which there is only rounding."""
+    if p == 1:
+        return value
+    good = value > floor
+    return torch.where(good, torch.where(good, value, 1) ** (1 / p), 0)
+
+
+def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
+    """All distances, from differences: the default matmul formula loses half the digits."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class Once(torch.autograd.Function):
+    """The identity, with an error for those who would differentiate twice and get it wrong."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor) -> Tensor:
+        """Hand the value through."""
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        """Hand the gradient through, unless a graph of it is asked for."""
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "This distance is differentiable once: its gradient holds the optimal plan fixed, "
+                "and a second derivative would be wrong. Call `backward` without `create_graph`."
+            )
+        return grad

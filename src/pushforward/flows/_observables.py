@@ -1,0 +1,164 @@
+"""What one looks at along a flow: numbers of one measure, or of a field and a measure."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .._tools.checks import check_kind, check_number
+from ..maps import Euclidean, InContextMap, Manifold, Torus
+from ..measures import Measure
+from ..relations import Conditional, Coupling, Relation
+from .fields import by_tiles
+
+Number = Float[Tensor, "*b"]
+
+
+def radius(mu: Measure) -> Number:
+    r"""The largest $|x|$ on the support.
+
+    Examples:
+        >>> pf.flows.radius(pf.Measure(torch.tensor([[3.0, 4.0], [0.0, 1.0]])))
+        tensor(5.)
+    """
+    return mu.atoms.norm(dim=-1).amax(-1)  # atoms without mass hold points of the support
+
+
+def diameter(points: Float[Tensor, "*b n d"]) -> Number:
+    """The largest distance of two points, some rows at a time.
+
+    Examples:
+        >>> pf.flows.diameter(torch.tensor([[0.0], [1.0], [5.0]]))
+        tensor(5.)
+    """
+    exact = "donot_use_mm_for_euclid_dist"
+    far = lambda rows: torch.cdist(rows, points, compute_mode=exact).amax(-1, keepdim=True)
+    return by_tiles(far, points, points.shape[-2])[..., 0].amax(-1)
+
+
+def order(mu: Measure, manifold: Manifold = Euclidean()) -> Number:  # noqa: B008
+    r"""How far all agree, from 0 to 1: $|\int e^{i\theta}d\mu|$, or $|\int x/|x|\,d\mu|$.
+
+    On a torus of several angles it is their mean.
+
+    Args:
+        mu: the measure.
+        manifold: where it lives; a `Torus` has angles, all else directions.
+
+    Examples:
+        >>> pf.flows.order(pf.Measure(torch.tensor([[0.0], [0.0]])), pf.Torus())
+        tensor(1.)
+    """
+    mu = mu.normalise()
+    if not isinstance(manifold, Torus):
+        size = mu.atoms.norm(dim=-1, keepdim=True)
+        return mu.integrate(mu.atoms / torch.where(size > 0, size, 1)).norm(dim=-1)
+    angles = mu.atoms[..., : manifold.axes] * (2 * math.pi / manifold.period)
+    return torch.hypot(mu.integrate(angles.cos()), mu.integrate(angles.sin())).mean(-1)
+
+
+def attention_entropy(field: InContextMap, mu: Measure) -> Float[Tensor, "*b layers"]:
+    r"""The mean Shannon entropy $\int H(\kappa(x,\cdot))\,d\mu$ of attention rows, heads averaged.
+
+    Args:
+        field: a map with attention inside, whose relations are conditionals or couplings.
+        mu: the context.
+    """
+    weights = mu.log_weights.softmax(-1)[..., None, :]
+    rows = [_conditional(relation).entropy() for relation in _relations(field, mu)]
+    return torch.stack([(weights * r).sum(-1).mean(-1) for r in rows], -1)
+
+
+def leaders(field: InContextMap, mu: Measure) -> Int[Tensor, " leaders"]:
+    """The atoms that some atom attends to most, in the first head of the first layer.
+
+    Args:
+        field: a map with attention inside.
+        mu: the context, one measure.
+    """
+    if mu.batch_shape:
+        raise ValueError("Leaders are of one measure, got a batch: take `mu[k]`.")
+    return _relations(field, mu)[0].assignment()[0].unique()
+
+
+def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
+    """Which atoms belong together: a chain of steps of at most `tol` joins them.
+
+    Clusters are numbered by falling mass; atoms without mass get -1.
+
+    Args:
+        mu: one measure.
+        tol: the longest step.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[0.0], [5.0], [0.1], [0.2]]))
+        >>> pf.flows.clusters(mu, tol=0.15)
+        tensor([0, 1, 0, 0])
+    """
+    check_kind("mu", mu, Measure, "Points become one with `pf.Measure(points)`.")
+    check_number("tol", tol)
+    if mu.batch_shape:
+        raise ValueError("Clusters are of one measure, got a batch: take `mu[k]`.")
+    alive = (mu.log_weights > -torch.inf).cpu()
+    found = torch.full((mu.n,), -1, device="cpu")
+    labels = _single_linkage(mu.atoms.detach().cpu()[alive].numpy(), tol)
+    found[alive] = torch.from_numpy(labels).long()
+    masses = torch.zeros(int(found.max()) + 1, dtype=torch.float64, device="cpu")
+    masses.index_add_(0, found[alive], mu.weights.detach().cpu().double()[alive])
+    rank = masses.argsort(descending=True, stable=True).argsort()
+    found[alive] = rank[found[alive]]
+    return found.to(mu.device)
+
+
+def _single_linkage(points, tol: float):
+    """Connected components of the graph of pairs within `tol`, as NumPy labels.
+
+    Points are sorted into cells whose diagonal is `tol`, each connected in itself, so that a
+    thousand points in one place are one node, not half a million pairs.
+    """
+    import numpy as np
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial import cKDTree
+
+    points = points.astype(float)
+    side = tol / math.sqrt(points.shape[1])
+    _, cell = np.unique(np.floor((points - points.min(0)) / side), axis=0, return_inverse=True)
+    cell = cell.reshape(-1)
+    members = np.split(np.argsort(cell, kind="stable"), np.cumsum(np.bincount(cell))[:-1])
+    heads = np.array([m[0] for m in members])
+    pairs = cKDTree(points[heads]).query_pairs(3 * tol, output_type="ndarray")
+    far = np.linalg.norm(points[heads[pairs[:, 0]]] - points[heads[pairs[:, 1]]], axis=1)
+
+    def components(links):
+        graph = coo_array((np.ones(len(links)), links.T.astype(int)), shape=(len(members),) * 2)
+        return connected_components(graph, directed=False)[1]
+
+    links = pairs[far <= tol]
+    label = components(links)
+    near = []
+    for a, b in pairs[(far > tol) & (label[pairs[:, 0]] != label[pairs[:, 1]])]:
+        tree = cKDTree(points[members[a]])
+        if np.isfinite(tree.query(points[members[b]], distance_upper_bound=tol)[0]).any():
+            near.append((a, b))
+    return components(np.concatenate([links, np.array(near, int).reshape(-1, 2)]))[cell]
+
+
+def _relations(field: InContextMap, mu: Measure) -> list[Relation]:
+    """Those of a field with attention inside."""
+    found = field.relations(mu)
+    if not found:
+        raise TypeError(f"This needs attention, and {type(field).__name__} has none inside.")
+    return found
+
+
+def _conditional(relation) -> Conditional:
+    """Rows of a relation as probabilities."""
+    if isinstance(relation, Coupling):
+        return relation.conditional()
+    fix = "Entropy needs rows that are probabilities: `Softmax()` or `Sinkhorn()`, say."
+    check_kind("relation", relation, Conditional, fix)
+    return relation

@@ -1,0 +1,195 @@
+"""The path of a measure along a flow, and what one looks at on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import pictures
+from ..distances import wasserstein
+from ..maps import InContextMap
+from ..measures import Measure
+from . import _observables as observables
+from ._snapshots import Snapshots
+from .fields import CuckerSmale, Harmonic, SecondOrder, halves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Series = Float[Tensor, "s *b"]
+"""One number for each saved time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    r"""The measures $\mu_t$ at some times of a flow.
+
+    Args:
+        times: the times, beginning and end among them.
+        measures: one for each time, in memory or in a folder.
+        field: the field, for what depends on it.
+        queries: `(s, *b, m, d)`, where points that rode along were.
+        sinkhorn_steps: Sinkhorn steps of all evaluations together.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[1.0], [2.0], [4.0]]))
+        >>> path = pf.flow(pf.Pointwise(lambda x: -x), mu, t1=1.0, save=2)
+        >>> path, path.radius()
+        (Path(3 measures from t = 0 to 1), tensor([4.0000, 2.4261, 1.4715]))
+    """
+
+    times: Float[Tensor, " s"]
+    measures: Sequence[Measure]
+    field: InContextMap | None = None
+    queries: Float[Tensor, "s *b m d"] | None = None
+    sinkhorn_steps: int = 0
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike, field: InContextMap | None = None) -> Path:
+        """The path that a run left in a folder, finished or not; measures are read when needed.
+
+        Args:
+            folder: where `pf.flow(..., folder=...)` wrote.
+            field: its field, for what depends on it.
+        """
+        kept = Snapshots(folder)
+        if field is not None:
+            held = next(iter([*field.parameters(), *field.buffers()]), None)
+            kept.device = "cpu" if held is None else held.device
+        times = torch.tensor(kept.times, dtype=torch.float64)[: len(kept)]
+        return cls(times, kept, field, kept.queries(), kept.steps())
+
+    def __len__(self) -> int:
+        """Number of saved times."""
+        return len(self.measures)
+
+    def __getitem__(self, index: int) -> Measure:
+        """The measure at a saved time: `path[-1]` at the end."""
+        return self.measures[index]
+
+    def __iter__(self) -> Iterator[Measure]:
+        """The measures in time."""
+        return iter(self.measures)
+
+    def map(self, f: Callable[[Measure], Tensor]) -> Tensor:
+        """A function of every measure, as a tensor with time first."""
+        return torch.stack([f(mu) for mu in self])
+
+    def energy(self) -> Series:
+        """The interaction energy of the field, where it has one."""
+        return self._of_field("energy")
+
+    def dissipation(self) -> Series:
+        r"""What $\dot E$ is according to the theory."""
+        return self._of_field("dissipation")
+
+    def moments(self) -> tuple[Float[Tensor, "s *b d"], Float[Tensor, "s *b d d"]]:
+        """Mean and covariance."""
+        return self.map(Measure.mean), self.map(Measure.covariance)
+
+    def radius(self) -> Series:
+        r"""The largest $|x|$ on the support."""
+        return self.map(observables.radius)
+
+    def diameter(self) -> Series:
+        """The largest distance of two atoms; of positions, for tokens $(x,v)$."""
+        where = self._embed
+        if self._second_order:
+            where = lambda x: halves(x)[0]
+        return self.map(lambda mu: observables.diameter(where(mu.atoms)))
+
+    def velocity_diameter(self) -> Series:
+        """The largest difference of two velocities: those of tokens $(x,v)$, or of the field."""
+        if self._second_order:
+            return self.map(lambda mu: observables.diameter(halves(mu.atoms)[1]))
+        speeds = lambda field, mu: observables.diameter(field(mu, mu.atoms, mu.times))
+        return torch.stack(self._with_field(speeds))
+
+    def order(self) -> Series:
+        r"""How far all agree, from 0 to 1: $|\int e^{i\theta}d\mu|$ or $|\int x/|x|\,d\mu|$."""
+        manifold = self._needs_field().manifold
+        return self.map(lambda mu: observables.order(mu, manifold))
+
+    def clusters(self, tol: float) -> Int[Tensor, "s n"]:
+        """Which atoms belong together at every time, numbered by falling mass.
+
+        Args:
+            tol: atoms are joined by steps of at most this.
+        """
+        return self.map(lambda mu: observables.clusters(mu.push(self._embed), tol))
+
+    def cluster_count(self, tol: float) -> Int[Tensor, " s"]:
+        """How many clusters there are at every time."""
+        return self.clusters(tol).amax(-1) + 1
+
+    def attention_entropy(self) -> Float[Tensor, "s layers"]:
+        """The mean Shannon entropy of attention rows, for every attention layer of the field."""
+        return torch.stack(self._with_field(observables.attention_entropy))
+
+    def leaders(self) -> list[Int[Tensor, " leaders"]]:
+        """The atoms that some atom attends to most, at every time."""
+        return self._with_field(observables.leaders)
+
+    def wasserstein(self, reference: Measure, p: int = 1) -> Series:
+        """The Wasserstein distance to a measure, at every time.
+
+        Args:
+            reference: the measure.
+            p: the exponent.
+        """
+        return self.map(lambda mu: wasserstein(mu, reference, p=p))
+
+    def plot(self) -> Figure:
+        """The trajectories: in time for one coordinate, in the plane of the first two for more."""
+        return pictures.trajectories(self.times, list(self))
+
+    def animate(self, file: str | os.PathLike, *, seconds: float = 5.0) -> None:
+        """Write the moving cloud as a GIF.
+
+        Args:
+            file: where to.
+            seconds: how long it plays.
+        """
+        pictures.animate(self.times, list(self), file, seconds=seconds)
+
+    def __repr__(self) -> str:
+        begin, end = self.times[0].item(), self.times[-1].item()
+        return f"Path({len(self)} measures from t = {begin:g} to {end:g})"
+
+    def _embed(self, x: Tensor) -> Tensor:
+        """Points where distances are those of the manifold."""
+        return x if self.field is None else self.field.manifold.embed(x)
+
+    @property
+    def _second_order(self) -> bool:
+        return isinstance(self.field, SecondOrder | CuckerSmale | Harmonic)
+
+    def _with_field(self, f: Callable[[InContextMap, Measure], Tensor]) -> list[Tensor]:
+        """A function of the field and the measure, at every time."""
+        field, times = self._needs_field(), self.times.tolist()
+        return [f(field.at_time(t), mu) for t, mu in zip(times, self, strict=True)]
+
+    def _needs_field(self) -> InContextMap:
+        if self.field is None:
+            raise ValueError(
+                "This depends on the field, and a path from a folder has none. Give it: "
+                "`pf.Path.load(folder, field)`."
+            )
+        return self.field
+
+    def _of_field(self, name: str) -> Tensor:
+        def value(field: Any, mu: Measure) -> Tensor:
+            if not hasattr(field, name):
+                raise TypeError(
+                    f"{type(field).__name__} has no {name} known here; `path.map(f)` follows any "
+                    "function of measures."
+                )
+            return getattr(field, name)(mu)
+
+        return torch.stack(self._with_field(value))

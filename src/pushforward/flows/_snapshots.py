@@ -1,0 +1,185 @@
+"""Flows on disk: a folder of safetensors files that needs no library of ours to be read.
+
+`flow.json` says what was run and lists the saved times. `00000.safetensors`, `00001.safetensors`
+and so on hold one saved time each: `atoms`, `log_weights`, `token_times` if the tokens have times,
+`queries` if there are any, and under `memory/` the Sinkhorn potentials that a later run goes on
+from. Its metadata hold the time. Files are written under another name first, so that one that is
+there is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path as File
+
+import torch
+from torch import Tensor
+
+from ..maps import InContextMap
+from ..measures import Measure
+from ..relations import Memory
+from ._solvers import Grid, State
+
+FORMAT = "pushforward flow, version 1"
+
+
+class Snapshots(Sequence[Measure]):
+    """The measures in a folder, read when asked for.
+
+    Args:
+        folder: where they are.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = File(folder)
+        self.device: torch.device | str = "cpu"
+        """Where measures are read to."""
+        self._seen = 0
+        try:
+            self.about = json.loads((self.folder / "flow.json").read_text())
+            found, self.times = self.about.get("format"), self.about.get("times")
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"No flow in {self.folder}: there is no flow.json. Runs write one with "
+                "`pf.flow(..., folder=...)`."
+            ) from None
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{self.folder}/flow.json is damaged: {error}.") from None
+        if found != FORMAT or not isinstance(self.times, list):
+            raise ValueError(
+                f"{self.folder}/flow.json must say {FORMAT!r} and list the times, got {found!r}."
+            )
+
+    @classmethod
+    def begin(cls, folder: str | os.PathLike, about: dict) -> Snapshots:
+        """A folder for a run, new or of the same run begun before."""
+        file = File(folder) / "flow.json"
+        if file.exists():
+            found = cls(folder)
+            differ = [k for k in about if found.about.get(k) != about[k]]
+            if differ:
+                raise ValueError(
+                    f"{folder} holds another flow: its {', '.join(differ)} differ. Give the same "
+                    "arguments to go on with it, or another folder."
+                )
+            return found
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _write(file, json.dumps({"format": FORMAT, **about}, indent=1).encode())
+        return cls(folder)
+
+    def __len__(self) -> int:
+        """How many are there, none missing before them."""
+        while self._file(self._seen).exists():  # a run only adds
+            self._seen += 1
+        return self._seen
+
+    def __getitem__(self, index):
+        """The measure at a saved time."""
+        count = len(self)
+        if isinstance(index, slice):
+            return [self[k] for k in range(count)[index]]
+        if not -count <= index < count:
+            raise IndexError(f"There are {count} measures, got index {index}.")
+        tensors = self.tensors(range(count)[index], self.device)
+        return Measure.unchecked(
+            tensors["atoms"], tensors["log_weights"], tensors.get("token_times")
+        )
+
+    def tensors(self, index: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """All that was saved at a time."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        file = self._file(index)
+        try:
+            return load_file(file, device=str(device))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file} is damaged ({error}). Delete it and all that come after it; the same "
+                "call of `flow` makes them again."
+            ) from None
+
+    def queries(self) -> Tensor | None:
+        """Where points that rode along were, if there were any."""
+        each = [self.tensors(k).get("queries") for k in range(len(self))]
+        found = [x for x in each if x is not None]
+        return torch.stack(found) if found else None
+
+    def steps(self) -> int:
+        """Sinkhorn steps until the last saved time."""
+        return int(self._about(len(self) - 1)["steps"]) if len(self) else 0
+
+    def write(self, index: int, time: float, mu: Measure, state: State, memory: Memory) -> None:
+        """Save a state."""
+        from safetensors.torch import save
+
+        tensors = {"atoms": state[0], "log_weights": mu.log_weights}
+        if mu.times is not None:
+            tensors["token_times"] = mu.times
+        tensors |= {f"queries{k}" if k else "queries": x for k, x in enumerate(state[:0:-1])}
+        moments: dict[str, list[float]] = {}
+        for place, past in memory.past.items():
+            moments[place] = [t for t, _ in past]
+            tensors |= {f"memory/{place}/{k}": g for k, (_, g) in enumerate(past)}
+        about = {"time": repr(time), "memory": json.dumps(moments), "steps": str(memory.steps)}
+        whole = {name: t.detach().contiguous().clone() for name, t in tensors.items()}
+        _write(self._file(index), save(whole, {"format": FORMAT, **about}))
+
+    def resume(self, device: torch.device) -> tuple[int, State, Memory] | None:
+        """The last state that was saved, if any."""
+        last = len(self) - 1
+        if last < 0:
+            return None
+        tensors, about = self.tensors(last, device), self._about(last)
+        memory = Memory(steps=int(about["steps"]))
+        for place, moments in json.loads(about["memory"]).items():
+            memory.past[place] = [
+                (t, tensors[f"memory/{place}/{k}"]) for k, t in enumerate(moments)
+            ]
+        names = [n for n in tensors if n.startswith("queries")]
+        others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
+        return last, (tensors["atoms"], *others), memory
+
+    def _about(self, index: int) -> dict[str, str]:
+        """The metadata of a file."""
+        from safetensors import safe_open
+
+        with safe_open(self._file(index), "pt") as file:
+            return file.metadata()
+
+    def _file(self, index: int) -> File:
+        return self.folder / f"{index:05d}.safetensors"
+
+
+def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: Measure) -> dict:
+    """What makes two runs the same; the code of a user's functions is not looked at."""
+    tensors = [*state, mu.log_weights, *([] if mu.times is None else [mu.times])]
+    tensors += [*field.parameters(), *field.buffers()]
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(repr((tuple(t.shape), t.dtype)).encode())
+        digest.update(
+            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return {
+        "field": repr(field),
+        "solver": repr(solver),
+        "times": [grid.times[k] for k in grid.saved],
+        "tensors": digest.hexdigest(),
+    }
+
+
+def _write(file: File, content: bytes) -> None:
+    """All of it or nothing."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with open(draft, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)

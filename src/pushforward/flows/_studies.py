@@ -1,0 +1,154 @@
+"""Rates, measured: how a flow depends on depth, and on the number of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .. import pictures
+from .._tools.checks import check_kind, check_sizes
+from ..maps import InContextMap
+from ..measures import Measure
+from ._flow import Flow
+from ._solvers import RK4, Euler, FixedStep, Solver
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Law = Callable[[int, torch.Generator], Measure]
+"""How to draw a cloud of some size: `law(n, generator)`."""
+
+
+@dataclass(frozen=True)
+class Study:
+    r"""Errors at some sizes, and the rate at which they fall.
+
+    Args:
+        name: what the sizes are.
+        sizes: the sizes $N$.
+        errors: the error at each.
+        expected: the exponent that the theory says.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    errors: tuple[float, ...]
+    expected: float
+
+    @property
+    def rate(self) -> float:
+        r"""The exponent $r$ of the best fit of $cN^r$."""
+        x, y = (torch.tensor(t).double().log() for t in (self.sizes, self.errors))
+        x = x - x.mean()
+        return float((x * y).sum() / x.square().sum())
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Each error over the one after it."""
+        return tuple(a / b for a, b in zip(self.errors, self.errors[1:], strict=False))
+
+    def plot(self) -> Figure:
+        """Errors against sizes, both logarithmic, beside the slope of the theory."""
+        return pictures.rates(self.name, self.sizes, self.errors, self.expected)
+
+    def __str__(self) -> str:
+        head = f"{self.name:>10}  {'error':>10}  ratio"
+        ratios = ["", *(f"{r:5.2f}" for r in self.ratios)]
+        rows = zip(self.sizes, self.errors, ratios, strict=True)
+        lines = [f"{n:>10}  {e:>10.3e}  {r}" for n, e, r in rows]
+        end = f"rate {self.rate:.3f}, theory {self.expected:g}"
+        return "\n".join([head, *lines, end])
+
+
+def depth_study(
+    field: InContextMap,
+    mu: Measure,
+    depths: Sequence[int] = (8, 16, 32, 64, 128),
+    *,
+    t1: float = 1.0,
+    solver: FixedStep | None = None,
+    reference: Solver | None = None,
+) -> Study:
+    r"""How a residual network of depth $L$ tends to its flow: the largest error of an atom.
+
+    Args:
+        field: the field; for weights that vary with depth, `fields.Layers`.
+        mu: the context.
+        depths: numbers of steps $L$.
+        t1: the end of the flow.
+        solver: whose error is measured, `Euler` by default; its own steps do not matter.
+        reference: what it is compared with, by default eight times as many steps of `RK4` as the
+            deepest.
+
+    Examples:
+        >>> field = pf.fields.Pairwise(lambda x, y: torch.sin(y - x))
+        >>> mu = pf.Measure(torch.randn(20, 1, dtype=torch.float64))
+        >>> study = pf.flows.depth_study(field, mu, depths=[32, 64, 128])
+        >>> [round(r, 1) for r in study.ratios]
+        [2.0, 2.0]
+    """
+    check_sizes(**{f"depths[{k}]": n for k, n in enumerate(depths)})
+    solver = Euler(steps=1) if solver is None else solver
+    check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
+    reference = RK4(steps=8 * max(depths)) if reference is None else reference
+    with torch.no_grad():
+        place = lambda s: field.manifold.embed(Flow(field, t1, solver=s).push(mu).atoms)
+        truth = place(reference)
+        ends = [place(replace(solver, steps=n)) for n in depths]
+        errors = tuple(float((x - truth).norm(dim=-1).max()) for x in ends)
+    return Study("depth", tuple(depths), errors, -float(solver.order))
+
+
+def token_study(
+    field: InContextMap,
+    law: Law,
+    sizes: Sequence[int] = (100, 400, 1600),
+    *,
+    queries: Float[Tensor, "m d"] | None = None,
+    t1: float = 1.0,
+    solver: Solver | None = None,
+    repetitions: int = 100,
+    seed: int = 0,
+) -> Study:
+    r"""How the flow of $N$ particles tends to its mean-field limit: the error at fixed queries.
+
+    The error is the root mean square of $G(\mu_N,x)$ about its limit, estimated without knowing
+    the limit: two independent clouds differ by $\sqrt2$ times as much. It falls as $N^{-1/2}$.
+
+    Args:
+        field: the field.
+        law: `law(n, generator)` draws a measure of `n` atoms, on the default device.
+        sizes: numbers of particles $N$.
+        queries: where to look; the first eight atoms of a cloud by default.
+        t1: the end of the flow.
+        solver: `RK4(steps=100)` by default.
+        repetitions: pairs of clouds for each size.
+        seed: of the draws.
+
+    Examples:
+        >>> law = lambda n, generator: pf.Measure(torch.rand(n, 1, generator=generator))
+        >>> field = pf.fields.Pairwise(lambda x, y: torch.sin(y - x))
+        >>> study = pf.flows.token_study(field, law, [50, 200], solver=pf.Euler(steps=5))
+        >>> -0.7 < study.rate < -0.3
+        True
+    """
+    check_sizes(repetitions=repetitions, **{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    if queries is None:
+        queries = law(8, generator).atoms
+    G = Flow(field, t1, solver=solver)
+    errors = []
+    with torch.no_grad():
+        for n in sizes:
+            total = 0.0
+            for _ in range(repetitions):
+                a, b = (G(law(n, generator), queries) for _ in range(2))
+                total += float((a - b).square().sum(-1).mean()) / 2
+            errors.append(math.sqrt(total / repetitions))
+    return Study("tokens", tuple(sizes), tuple(errors), -0.5)

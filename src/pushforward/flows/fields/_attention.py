@@ -1,0 +1,154 @@
+"""Attention as a velocity, with matrices as the theory writes them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ... import ops
+from ..._tools.checks import check_floating, check_kind
+from ...affinities import Affinity, Dot
+from ...maps import AttentionMap, Causal, Euclidean, Manifold
+from ...measures import Measure
+from ...relations import Coupling, Exponential, Normaliser, Sinkhorn, Softmax
+from ._hold import hold
+
+
+class SelfAttention(AttentionMap):
+    r"""The field $V[\mu](x)=\sum_h\int V_hy\,\pi_h(dy|x)$ with scores $\langle Q_hx,K_hy\rangle$.
+
+    No $1/\sqrt k$, no output matrix; on a manifold its tangent part. Matrices are constants;
+    one that is an `nn.Parameter` is a parameter of the field and can be trained.
+
+    Args:
+        Q: $(k,d)$, or $(h,k,d)$ for several heads.
+        K: as `Q`.
+        V: $(d,d)$ or $(h,d,d)$.
+        affinity: `Dot(1.0)` by default; `SquaredDistance(2.0)` is the score $-\frac12|Qx-Ky|^2$.
+        normaliser: `Softmax()` by default, or any that answers queries.
+        manifold: `Euclidean()` by default.
+        mask: `Causal()` or None.
+        impl: implementation of the reductions, None to choose by size.
+
+    Examples:
+        >>> I = torch.eye(3)
+        >>> field = pf.fields.SelfAttention(4 * I, I, I, manifold=pf.Sphere())
+        >>> mu = pf.Measure(torch.randn(50, 3)).push(pf.Sphere().retract)
+        >>> pf.flow(field, mu, t1=10.0, solver=pf.RK4(steps=50))[-1].mean().norm() < 1
+        tensor(True)
+    """
+
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+
+    def __init__(
+        self,
+        Q: Float[Tensor, "*h k d"],
+        K: Float[Tensor, "*h k d"],
+        V: Float[Tensor, "*h d d"],
+        *,
+        affinity: Affinity | None = None,
+        normaliser: Normaliser | None = None,
+        manifold: Manifold | None = None,
+        mask: Causal | None = None,
+        impl: ops.Impl | None = None,
+    ):
+        super().__init__(
+            Dot(1.0) if affinity is None else affinity,
+            Softmax() if normaliser is None else normaliser,
+            mask,
+            impl,
+        )
+        manifold = Euclidean() if manifold is None else manifold
+        check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
+        self.manifold = manifold
+        for name, matrix in (("Q", Q), ("K", K), ("V", V)):
+            check_floating(name, matrix, "(k, d) or (h, k, d)", 2)
+        d, heads = V.shape[-1], Q.shape[:-2]
+        if Q.shape != K.shape or V.shape != (*heads, d, d) or Q.shape[-1] != d or len(heads) > 1:
+            raise ValueError(
+                "Matrices must be (h, k, d), (h, k, d) and (h, d, d), heads first or left out, "
+                f"got Q {tuple(Q.shape)}, K {tuple(K.shape)}, V {tuple(V.shape)}."
+            )
+        self.heads = heads.numel()
+        self.dim = self.context_dim = self.out_dim = d
+        hold(self, Q=Q, K=K, V=V)
+
+    def matrices(self):
+        """$Q$, $K$ and $V$, heads first."""
+        Q, K, V = (m if m.ndim == 3 else m[None] for m in (self.Q, self.K, self.V))
+        return Q, K, V
+
+    def queries(self, x):
+        r"""$Q_hx$."""
+        return x[..., None, :, :] @ self.Q.mT
+
+    def keys(self, y):
+        r"""$K_hy$."""
+        return y[..., None, :, :] @ self.K.mT
+
+    def values(self, y):
+        r"""$V_hy$."""
+        return y[..., None, :, :] @ self.V.mT
+
+    def gather(self, out):
+        """Their sum."""
+        return out[..., 0, :, :] if self.heads == 1 else out.sum(-3)
+
+    def energy(self, mu: Measure) -> Float[Tensor, "*b"]:
+        r"""The interaction energy of which the flow is a gradient flow, if $V=c\,Q^\top K=V^\top$.
+
+        For `Exponential` and `Softmax`, $E=\frac c2\iint e^{\langle Qx,Ky\rangle}d\mu\,d\mu$
+        (with $Q=\beta I$, $K=V=I$ it is $\frac1{2\beta}\iint e^{\beta\langle x,y\rangle}$), which
+        grows along the flow. For `Sinkhorn`, the entropic transport cost
+        $E=c\min_\pi\int-\langle Qx,Ky\rangle\,d\pi+\mathrm{KL}(\pi|\mu\otimes\mu)$, which falls.
+        """
+        ratio, mu = self._ratio(), mu.normalise()
+        relation = self.relation(mu)
+        if isinstance(relation, Coupling):
+            f, g = (p.masked_fill(relation.log_a == -torch.inf, 0) for p in relation.potentials)
+            weights = relation.log_a.exp()
+            return ratio * (weights * (f + g)).sum(-1)[..., 0]
+        logs = mu.log_weights[..., None, :]
+        pairs = logs + relation.scores.over_keys(logs)
+        return ratio / 2 * pairs.logsumexp(-1).exp()[..., 0]
+
+    def dissipation(self, mu: Measure) -> Float[Tensor, "*b"]:
+        r"""What the theory says $\dot E$ is along the flow.
+
+        $\int|V[\mu]|^2d\mu$ for `Exponential`, $\int Z\,|V[\mu]|^2d\mu$ with
+        $Z(x)=\int e^{\langle Qx,Ky\rangle}d\mu(y)$ for `Softmax`, $-2\int|V[\mu]|^2d\mu$ for
+        `Sinkhorn`.
+        """
+        self._ratio()  # says it if there is none
+        mu = mu.normalise()
+        speed = self(mu, mu.atoms).square().sum(-1)
+        if isinstance(self.normaliser, Sinkhorn):
+            return -2 * mu.integrate(speed)
+        if isinstance(self.normaliser, Softmax):
+            logs = mu.log_weights[..., None, :]
+            speed = self.relation(mu).scores.over_keys(logs)[..., 0, :].exp() * speed
+        return mu.integrate(speed)
+
+    def _ratio(self) -> float:
+        r"""The $c$ in $V=c\,Q^\top K$, or an error that says why there is no energy."""
+        known = isinstance(self.normaliser, Softmax | Exponential) or (
+            isinstance(self.normaliser, Sinkhorn) and self.normaliser.keeps == "both"
+        )
+        Q, K, V = (m.detach()[0] for m in self.matrices())
+        B = self.affinity.factor(len(Q)) * Q.mT @ K
+        c = float((V * B).sum() / B.square().sum())
+        tol = 1e3 * torch.finfo(B.dtype).eps
+        fits = (V - c * B).norm() <= tol * V.norm() and (B - B.mT).norm() <= tol * B.norm()
+        plain = isinstance(self.affinity, Dot) and not self.causal and self.heads == 1
+        if not (known and plain and c and math.isfinite(c) and bool(fits)):
+            raise ValueError(
+                "This field is no gradient flow of an energy known here. That needs one head, "
+                "`Dot(1.0)`, `Exponential()`, `Softmax()` or `Sinkhorn()`, and V = c Q^T K "
+                "symmetric."
+            )
+        return c

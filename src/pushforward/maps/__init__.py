@@ -1,0 +1,20 @@
+r"""In-context maps $\Gamma(\mu,x)$: layers, attention, transformers, Lipschitz bounds."""
+
+from ._attention import Attention as Attention, AttentionMap as AttentionMap, Causal as Causal
+from ._in_context import (
+    Answer as Answer,
+    At as At,
+    Compose as Compose,
+    Conditioned as Conditioned,
+    InContextMap as InContextMap,
+)
+from ._layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
+from ._lipschitz import Lipschitz as Lipschitz, norm as norm
+from ._manifolds import (
+    Euclidean as Euclidean,
+    Manifold as Manifold,
+    Sphere as Sphere,
+    Torus as Torus,
+)
+from ._sequences import from_sequence_model as from_sequence_model
+from ._transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer

@@ -1,0 +1,259 @@
+"""Attention: an affinity, a normaliser, and values."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .. import ops
+from .._tools.checks import check_kind, check_sizes
+from .._tools.types import Images, Points, Queries
+from ..affinities import Affinity, Dot, PointScores
+from ..measures import Measure
+from ..relations import Found, Normaliser, Relation, Softmax, build
+from ._in_context import Answer, Conditioned
+from ._lipschitz import Lipschitz, norm
+from ._manifolds import Euclidean
+
+
+@dataclass(frozen=True)
+class Causal:
+    r"""Causal masking: a query at time $t$ sees the atoms at times $s\le t$, ties included."""
+
+
+class AttentionMap(Conditioned, ABC):
+    r"""Attention of any parametrisation: $\sum_h$ of an integral against a relation of each head.
+
+    An author says what queries, keys and values are, heads on the last batch axis, and how the
+    heads' answers become one.
+
+    Args:
+        affinity: how queries and keys compare.
+        normaliser: how that becomes a relation.
+        mask: `Causal()` or None.
+        impl: implementation of the reductions, None to choose by size.
+    """
+
+    heads: int
+
+    def __init__(
+        self,
+        affinity: Affinity,
+        normaliser: Normaliser,
+        mask: Causal | None,
+        impl: ops.Impl | None,
+    ):
+        super().__init__()
+        check_kind("affinity", affinity, Affinity, "Use `pf.Dot()` or another affinity.")
+        check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
+        if mask is not None:
+            check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
+        if impl is not None:
+            ops.implementation(impl)
+        if not normaliser.pointwise:
+            raise ValueError(
+                f"{normaliser} relates atoms only, and a layer answers any query. Use it in "
+                "`pf.relate`, or `Sinkhorn` with a small temperature here."
+            )
+        if mask is not None and normaliser.two_sided:
+            raise ValueError(
+                f"{type(normaliser).__name__} does not go with a causal mask: with equal "
+                "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
+            )
+        self.affinity, self.normaliser = affinity, normaliser
+        self.causal, self.impl = mask is not None, impl
+        self.two_sided = normaliser.two_sided
+
+    @abstractmethod
+    def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
+        """What points ask."""
+
+    @abstractmethod
+    def keys(self, y: Points) -> Float[Tensor, "*b h n k"]:
+        """What atoms are asked."""
+
+    @abstractmethod
+    def values(self, y: Points) -> Float[Tensor, "*b h n e"]:
+        """What atoms answer."""
+
+    @abstractmethod
+    def gather(self, out: Float[Tensor, "*b h m e"]) -> Images:
+        """One answer from those of all heads."""
+
+    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+        """Keys, values and potential, once for all queries."""
+        relation, v = self._relating(mu, queries), self.values(mu.atoms)
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            return self.manifold.tangent(x, self.gather(relation(x, t).integrate(v)))
+
+        return answer
+
+    def relation(self, mu: Measure, queries: Measure | None = None) -> Relation:
+        r"""What every head relates: a relation with the heads on its last batch axis.
+
+        Args:
+            mu: the context.
+            queries: the measure of the queries, the context itself by default.
+
+        Examples:
+            >>> mu = pf.Measure(torch.randn(9, 2))
+            >>> pf.Attention(2, heads=4).relation(mu)
+            Conditional(9 queries, 9 keys, batch (4,))
+        """
+        queries = mu if queries is None else queries
+        for name, m in (("mu", mu), ("queries", queries)):
+            check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
+        self._check(mu, queries.atoms, queries.times)
+        log_a = queries.log_weights[..., None, :].log_softmax(-1)
+        return self._relating(mu.normalise(), queries)(queries.atoms, queries.times, log_a)
+
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        r"""$Q_h$, $K_h$ `(h, k, d)` and $W_hV_h$ `(h, e, d)`, where queries, keys and values are
+        linear."""  # noqa: D205, D209
+        raise NotImplementedError(f"{type(self).__name__} is not known to be linear in its points")
+
+    def bound(self, radius: float) -> Lipschitz:
+        r"""Heads add up, each the bound of its normaliser times $\|W_hV_h\|$."""
+        if self.causal:
+            raise NotImplementedError("No Lipschitz bound of causal attention is known here.")
+        total = Lipschitz(0.0, 0.0, radius, 0.0)
+        for Q, K, V in zip(*self.matrices(), strict=True):
+            cross = norm(Q.double().mT @ K.double())
+            slopes = self.affinity.slopes(norm(Q), norm(K), cross, len(Q), radius)
+            x, mu, reach = self.normaliser.gains(slopes, radius)
+            total = total + Lipschitz(x, mu, radius, reach).scaled(norm(V))
+        return replace(total, x=total.x + self.manifold.turn(total.reach))
+
+    def relations(self, mu: Measure) -> list[Relation]:
+        """The relation of this layer."""
+        return [self.relation(mu)]
+
+    def _relating(self, mu: Measure, queries: Measure | None) -> Callable[..., Relation]:
+        """The relation as a function of query points, the context's work done."""
+        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :]
+        if self.normaliser.keeps in ("none", "sign"):  # else the mass cancels
+            log_b = log_b.log_softmax(-1)
+        origin = self.affinity.origin(k, log_b)
+        keys = self.affinity.place(k, origin)
+
+        def scores(x: Tensor, t: Tensor | None) -> PointScores:
+            times = _times(mu, t) if self.causal else None
+            q = self.affinity.place(self.queries(x), origin)
+            return self.affinity.between(q, keys, self.impl, times)
+
+        found = Found()
+        if self.two_sided:
+            other = mu if queries is None else queries
+            log_a = other.log_weights[..., None, :].log_softmax(-1)
+            between = scores(other.atoms, other.times)
+            found = self.normaliser.find(between, log_a, log_b.log_softmax(-1))
+            found = replace(found, scores=None)  # they are those of the other queries
+
+        def relation(x: Tensor, t: Tensor | None, log_a: Tensor | None = None) -> Relation:
+            return build(self.normaliser, scores(x, t), log_a, log_b, found)
+
+        return relation
+
+    def extra_repr(self) -> str:
+        """The choices that are no parameters."""
+        causal = ", causal" if self.causal else ""
+        where = "" if self.manifold == Euclidean() else f", {self.manifold}"
+        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}{where}"
+
+
+class Attention(AttentionMap):
+    r"""Multi-head attention, the integral of eq. (20) without the skip.
+
+    $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
+      \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
+
+    where the affinity is $A$ and the normaliser chooses $g$ (or another relation altogether). The
+    mass of a token counts: weights enter as $\log a_j$ in the scores, so doubling a weight is
+    repeating a token.
+
+    Args:
+        dim: dimension of queries and images.
+        heads: number of heads.
+        head_dim: dimension of each head, `dim` by default: heads need not divide anything.
+        context_dim: dimension of the context for cross-attention; by default the context is where
+            the queries are.
+        affinity: `Dot()` or `SquaredDistance(eps)`.
+        normaliser: `Softmax()`, `Sinkhorn(tol=...)`, `Sinkhorn(steps=...)`, `DualSoftmax()`,
+            `Sigmoid()`, `Exponential()`, `Bilinear()` or `Hardmax()`.
+        mask: `Causal()` or None.
+        impl: implementation of the reductions, None to choose by size.
+
+    Examples:
+        >>> gamma = pf.Attention(2, heads=2)
+        >>> mu = pf.Measure(torch.randn(256, 2))
+        >>> gamma(mu, torch.zeros(5, 2)).shape, gamma.push(mu).n
+        (torch.Size([5, 2]), 256)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int = 1,
+        head_dim: int | None = None,
+        context_dim: int | None = None,
+        affinity: Affinity | None = None,
+        normaliser: Normaliser | None = None,
+        mask: Causal | None = None,
+        impl: ops.Impl | None = None,
+    ):
+        check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
+        super().__init__(
+            Dot() if affinity is None else affinity,
+            Softmax() if normaliser is None else normaliser,
+            mask,
+            impl,
+        )
+        self.dim, self.out_dim = dim, dim
+        self.context_dim = dim if context_dim is None else context_dim
+        self.head_dim = dim if head_dim is None else head_dim
+        self.heads = heads
+        self.paired = self.two_sided and context_dim is not None
+        width = heads * self.head_dim
+        self.Q = nn.Linear(dim, width, bias=False)
+        self.K = nn.Linear(self.context_dim, width, bias=False)
+        self.V = nn.Linear(self.context_dim, width, bias=False)
+        self.W = nn.Linear(width, dim, bias=False)
+
+    def queries(self, x):
+        r"""$Q^hx$."""
+        return self._split(self.Q(x))
+
+    def keys(self, y):
+        r"""$K^hy$."""
+        return self._split(self.K(y))
+
+    def values(self, y):
+        r"""$V^hy$."""
+        return self._split(self.V(y))
+
+    def gather(self, out):
+        r"""$\sum_hW^h$."""
+        return self.W(out.transpose(-2, -3).flatten(-2))
+
+    def matrices(self):
+        """Weights cut into heads."""
+        cut = lambda weight: weight.detach().unflatten(0, (self.heads, self.head_dim))
+        W = self.W.weight.detach().unflatten(1, (self.heads, self.head_dim)).movedim(1, 0)
+        return cut(self.Q.weight), cut(self.K.weight), W.double() @ cut(self.V.weight).double()
+
+    def _split(self, x: Tensor) -> Tensor:
+        """`(..., n, heads * k)` to `(..., heads, n, k)`."""
+        return x.reshape(*x.shape[:-1], self.heads, self.head_dim).transpose(-2, -3)
+
+
+def _times(mu: Measure, t: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Times of queries and atoms, with an axis for the heads."""
+    if mu.times is None or t is None:
+        who = "The context" if mu.times is None else "The queries"
+        how = "pf.Measure(atoms, times=...)" if mu.times is None else "gamma(mu, x, t)"
+        raise ValueError(f"Causal attention needs times. {who} came without: use `{how}`.")
+    return t[..., None, :], mu.times[..., None, :]

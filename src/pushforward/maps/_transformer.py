@@ -1,0 +1,174 @@
+"""Transformers: compositions of residual attention and MLPs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import nn
+
+from .. import ops
+from .._tools.checks import check_kind, check_sizes
+from ..affinities import Affinity
+from ..relations import Normaliser
+from ._attention import Attention, Causal
+from ._in_context import Compose, InContextMap
+from ._layers import MLP, Pointwise, Residual
+
+
+class Norm(ABC):
+    """How a layer becomes residual, and where a LayerNorm stands in it."""
+
+    @abstractmethod
+    def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
+        r"""The residual layer of $\Gamma$ on $\mathbb R^d$ with its LayerNorm."""
+
+
+@dataclass(frozen=True)
+class PreNorm(Norm):
+    r"""$x+h\,\Gamma(\nu_\sharp\mu,\nu(x))$ with $\nu$ a LayerNorm.
+
+    Args:
+        eps: inside the square root of the LayerNorm.
+    """
+
+    eps: float = 1e-5
+
+    def wrap(self, gamma, dim, step):
+        """Normalise what the map sees."""
+        return Residual(Compose(_normal(dim, self.eps), gamma), step=step)
+
+
+@dataclass(frozen=True)
+class PostNorm(Norm):
+    r"""$\nu(x+h\,\Gamma(\mu,x))$ with $\nu$ a LayerNorm.
+
+    Args:
+        eps: inside the square root of the LayerNorm.
+    """
+
+    eps: float = 1e-5
+
+    def wrap(self, gamma, dim, step):
+        """Normalise what comes out."""
+        return Compose(Residual(gamma, step=step), _normal(dim, self.eps))
+
+
+def _normal(dim: int, eps: float) -> Pointwise:
+    """A LayerNorm as a map of points."""
+    if dim == 1:
+        raise ValueError(
+            "A LayerNorm of one coordinate is always 0 and would forget the point. Give the "
+            "tokens more dimensions with `width=`."
+        )
+    return Pointwise(nn.LayerNorm(dim, eps), dim=dim, out_dim=dim)
+
+
+class Transformer(Compose):
+    r"""The transformer on measures.
+
+    $$F_{\xi_L}\diamond\Gamma_{\theta_L}\diamond\dots\diamond F_{\xi_1}\diamond\Gamma_{\theta_1}.$$
+
+    Each block is residual attention, then a residual MLP. With `step=1/depth` each sub-layer moves
+    by $1/L$; if parameters are shared or vary continuously with depth, the network tends as
+    $L\to\infty$ to the flow of the field $\mathcal A+H$, attention plus MLP (Lie splitting).
+
+    Args:
+        dim: dimension of the points.
+        depth: number of blocks $L$.
+        heads: attention heads per block.
+        hidden: width of the MLPs, four times the token dimension by default.
+        width: dimension of the tokens inside, `dim` by default; if given, a linear embedding comes
+            first and a linear read-out last.
+        out_dim: dimension of the images, `dim` by default; if given, a linear read-out comes last.
+        head_dim: dimension of each head, the token dimension by default.
+        step: factor of every residual branch.
+        norm: `PreNorm()`, `PostNorm()` or None. A LayerNorm keeps little of a token of few
+            coordinates: use it with `width=`.
+        affinity: as in `Attention`.
+        normaliser: as in `Attention`.
+        mask: as in `Attention`.
+        impl: as in `Attention`.
+
+    Examples:
+        >>> model = pf.Transformer(2, depth=4, heads=4, hidden=64)
+        >>> model.push(pf.Measure(torch.randn(100, 2)))
+        Measure(100 atoms in R^2, float32, cpu)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        depth: int,
+        heads: int = 1,
+        hidden: int | None = None,
+        width: int | None = None,
+        out_dim: int | None = None,
+        head_dim: int | None = None,
+        step: float = 1.0,
+        norm: Norm | None = None,
+        affinity: Affinity | None = None,
+        normaliser: Normaliser | None = None,
+        mask: Causal | None = None,
+        impl: ops.Impl | None = None,
+    ):
+        check_sizes(dim=dim, depth=depth, width=width, out_dim=out_dim)
+        if norm is not None:
+            check_kind("norm", norm, Norm, "Use `pf.PreNorm()` or `pf.PostNorm()`.")
+        inner = dim if width is None else width
+        hidden = 4 * inner if hidden is None else hidden
+        layers: list[InContextMap] = []
+        if width is not None:
+            layers.append(Pointwise(nn.Linear(dim, inner), dim=dim, out_dim=inner))
+        for _ in range(depth):
+            attention = Attention(
+                inner,
+                heads=heads,
+                head_dim=head_dim,
+                affinity=affinity,
+                normaliser=normaliser,
+                mask=mask,
+                impl=impl,
+            )
+            for gamma in (attention, MLP(inner, hidden)):
+                if norm is None:
+                    layers.append(Residual(gamma, step=step))
+                else:
+                    layers.append(norm.wrap(gamma, inner, step))
+        if width is not None or out_dim is not None:
+            last = dim if out_dim is None else out_dim
+            layers.append(Pointwise(nn.Linear(inner, last), dim=inner, out_dim=last))
+        super().__init__(*layers)
+
+    @classmethod
+    def universal(
+        cls, dim: int, out_dim: int, *, depth: int, hidden: int | None = None
+    ) -> Transformer:
+        r"""The architecture of the universality theorem.
+
+        Tokens of dimension $d+3d'$ and $d'$ heads of dimension 1 suffice to approximate any
+        continuous $\Gamma:\mathcal P(\Omega)\times\Omega\to\mathbb R^{d'}$ on a compact set,
+        whatever the accuracy and the number of tokens; only depth and MLP width grow
+        (Furuya, de Hoop, Peyre: Transformers are universal in-context learners, Theorem 1).
+
+        Args:
+            dim: $d$, dimension of the points.
+            out_dim: $d'$, dimension of the images.
+            depth: number of blocks.
+            hidden: width of the MLPs, four times the token dimension by default.
+
+        Examples:
+            >>> model = pf.Transformer.universal(2, 1, depth=3)
+            >>> model.push(pf.Measure(torch.randn(7, 2))).dim
+            1
+        """
+        return cls(
+            dim,
+            depth=depth,
+            heads=out_dim,
+            hidden=hidden,
+            width=dim + 3 * out_dim,
+            out_dim=out_dim,
+            head_dim=1,
+        )

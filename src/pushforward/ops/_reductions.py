@@ -1,0 +1,141 @@
+r"""The two reductions the library is built on; tensors in, tensors out.
+
+$$\ell_i=\log\sum_j e^{s\langle q_i,k_j\rangle+b_j},\qquad
+  o_i=\frac{\sum_j v_j\,e^{s\langle q_i,k_j\rangle+b_j}}{\sum_j e^{s\langle q_i,k_j\rangle+b_j}}.$$
+
+A measure enters as log-weights inside the bias $b$, so a weighted, duplicated or padded atom needs
+no special case: $b_j=-\infty$ is an atom without mass, and neither its key nor its value is ever
+seen. Where a query sees nothing, `log_integral` is $-\infty$, `average` is 0, all gradients are 0.
+
+Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever the other dtypes.
+`impl` picks an implementation of the same mathematics and never falls back; `None` chooses by
+size.
+"""
+
+from math import prod
+from types import ModuleType
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from .._tools.checks import check_reduction
+from .._tools.precision import full_precision
+from . import _reference as reference, _streamed as streamed
+
+__all__ = ["average", "log_integral"]
+
+Impl = Literal["reference", "streamed"]
+IMPLS: tuple[Impl, ...] = get_args(Impl)
+"""All implementations."""
+
+SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
+"""Up to so many pairs of query and atom the dense reference is the default: there it is no slower
+than streaming, and takes megabytes."""
+
+Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
+r"""Times of queries and of atoms: a query at time $t$ sees the atoms at times $s\le t$."""
+
+
+def log_integral(
+    q: Float[Tensor, "*#b m k"],
+    k: Float[Tensor, "*#b n k"],
+    bias: Float[Tensor, "*#b n"],
+    *,
+    scale: float = 1.0,
+    times: Clock | None = None,
+    impl: Impl | None = None,
+    guard: bool = True,
+) -> Float[Tensor, "*b m"]:
+    r"""The log-integral $\log\int e^{s\langle q_i,k(y)\rangle}\,d\mu(y)$, $b$ the log-weights.
+
+    Args:
+        q: queries.
+        k: keys, one per atom.
+        bias: $b_j$, float32 or better; $-\infty$ removes the atom.
+        scale: $s$, a factor of all dot products.
+        times: of queries and of atoms, for causal masking.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
+        guard: whether shapes are checked, and contexts may have no mass at all, or NaN at atoms
+            without mass. Those who know better, as the layers do, save the time.
+
+    Returns:
+        One number per query, in the bias's dtype or better; $-\infty$ where nothing is seen.
+
+    Examples:
+        >>> q, k = torch.zeros(1, 2), torch.randn(4, 2)
+        >>> pf.ops.log_integral(q, k, torch.full((4,), 0.25).log())
+        tensor([0.])
+    """
+    if guard:
+        check_reduction(q, k, None, bias, times)
+    run = implementation(impl or _choose(q, k)).log_integral
+    with full_precision(q):
+        return run(q, k, bias, scale, _comparable(times), guard)
+
+
+def average(
+    q: Float[Tensor, "*#b m k"],
+    k: Float[Tensor, "*#b n k"],
+    v: Float[Tensor, "*#b n e"],
+    bias: Float[Tensor, "*#b n"],
+    *,
+    scale: float = 1.0,
+    times: Clock | None = None,
+    impl: Impl | None = None,
+    guard: bool = True,
+) -> Float[Tensor, "*b m e"]:
+    r"""The mean $\int v\,d\pi_i$ under $\pi_i(dy)\propto e^{s\langle q_i,k(y)\rangle}\mu(dy)$.
+
+    Args:
+        q: queries.
+        k: keys, one per atom.
+        v: values, one per atom.
+        bias: $b_j$, float32 or better; $-\infty$ removes the atom.
+        scale: $s$, a factor of all dot products.
+        times: of queries and of atoms, for causal masking.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
+        guard: whether shapes are checked, and contexts may have no mass at all, or NaN at atoms
+            without mass. Those who know better, as the layers do, save the time.
+
+    Returns:
+        One value per query, in the dtype of `v`; 0 where nothing is seen.
+
+    Examples:
+        >>> q, k, v = torch.zeros(1, 2), torch.randn(2, 2), torch.tensor([[0.0], [8.0]])
+        >>> pf.ops.average(q, k, v, torch.tensor([0.25, 0.75]).log())
+        tensor([[6.0000]])
+    """
+    if guard:
+        check_reduction(q, k, v, bias, times)
+    run = implementation(impl or _choose(q, k)).average
+    with full_precision(q):
+        return run(q, k, v, bias, scale, _comparable(times), guard).to(v.dtype)
+
+
+def _choose(q: Tensor, k: Tensor) -> Impl:
+    """Dense while the pairs are few."""
+    batch = q.shape[:-2]
+    if k.shape[:-2] != batch:
+        batch = torch.broadcast_shapes(batch, k.shape[:-2])
+    pairs = prod(batch) * q.shape[-2] * k.shape[-2]
+    few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
+    return "reference" if pairs <= few else "streamed"
+
+
+def _comparable(times: Clock | None) -> Clock | None:
+    """Times in one dtype: an integer time must not be rounded to a float32 one."""
+    if times is None or times[0].dtype == times[1].dtype:
+        return times
+    return times[0].double(), times[1].double()
+
+
+def implementation(impl: str) -> ModuleType:
+    """The module behind a name, or an error that lists the names."""
+    match impl:
+        case "reference":
+            return reference
+        case "streamed":
+            return streamed
+    raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")

@@ -1,0 +1,258 @@
+"""Pictures of relations and of moving clouds, by matplotlib, which is imported only here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from numpy import ndarray
+from torch import Tensor
+
+from .._tools.checks import check_kind, check_number
+from ..measures import Measure
+from ..relations import Conditional, Coupling, Masses, Relation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, RED, GREY = "#1f6f8b", "#c8553d", "#8a8a8a"
+
+
+def heatmap(relation: Relation) -> Figure:
+    """A relation as a matrix, its marginals beside it.
+
+    Bars are the sums of the matrix as they are; those of a coupling carry its prescribed marginals
+    as dots. A conditional has no columns to sum: its bars are the entropies of its rows.
+
+    Args:
+        relation: not batched; of a batch take one, `relation[0]`.
+
+    Examples:
+        >>> mu = pf.Measure(torch.randn(9, 2))
+        >>> figure = pf.pictures.heatmap(pf.relate(mu.atoms, mu.atoms, mu, mu))
+        >>> figure.savefig("relation.png")  # doctest: +SKIP
+    """
+    p = _matrix(relation)
+    figure = _figure((5.2, 4.6))
+    ratios = dict(width_ratios=(5, 1), height_ratios=(1, 5), wspace=0.05, hspace=0.05)
+    grid = figure.add_gridspec(2, 2, **ratios)
+    image = figure.add_subplot(grid[1, 0])
+    drawn = image.imshow(p.numpy(), cmap="magma_r", aspect="auto", vmin=0, interpolation="nearest")
+    image.set(xlabel="key", ylabel="query")
+    side = figure.add_subplot(grid[1, 1], sharey=image)
+    lines = range(p.shape[0])
+    if isinstance(relation, Conditional):
+        side.barh(lines, _array(relation.entropy()), color=BLUE, height=0.9)
+        side.set_xlabel("entropy")
+    else:
+        top = figure.add_subplot(grid[0, 0], sharex=image)
+        rows, columns = p.sum(1), p.sum(0)
+        side.barh(lines, rows.numpy(), color=BLUE, height=0.9)
+        top.bar(range(p.shape[1]), columns.numpy(), color=BLUE, width=0.9)
+        if isinstance(relation, Coupling):
+            side.plot(_array(relation.log_a.exp()), lines, ".", color=RED, ms=4)
+            top.plot(_array(relation.log_b.exp()), ".", color=RED, ms=4)
+        top.tick_params(labelbottom=False)
+        side.set_xlabel("mass")
+    side.tick_params(labelleft=False)
+    side.locator_params(axis="x", nbins=2)
+    figure.colorbar(drawn, ax=figure.axes, location="right", shrink=0.7, pad=0.02)
+    figure.suptitle(_title(relation), fontsize=10)
+    return figure
+
+
+def graph(relation: Relation, *, least: float = 0.02) -> Figure:
+    """A relation as a bipartite graph: queries on the left, keys on the right.
+
+    Args:
+        relation: not batched.
+        least: lines for less than this share of a query's mass are left out.
+
+    Examples:
+        >>> mu = pf.Measure(torch.randn(9, 2))
+        >>> figure = pf.pictures.graph(pf.relate(mu.atoms, mu.atoms, mu, mu))
+    """
+    p = _matrix(relation)
+    share = p / p.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
+    m, n = p.shape
+    figure = _figure((4.6, 4.6))
+    axes = figure.add_subplot()
+    left, right = torch.linspace(1, 0, m).tolist(), torch.linspace(1, 0, n).tolist()
+    for i, j in (share >= least).nonzero().tolist():
+        width = 2.5 * share[i, j].item()
+        axes.plot([0, 1], [left[i], right[j]], color=BLUE, lw=width, alpha=0.7)
+    sizes = lambda masses: (30 + 300 * masses / masses.sum()).numpy()
+    weigh = torch.ones(m) / m if isinstance(relation, Conditional) else p.sum(1)
+    axes.scatter([0] * m, left, sizes(weigh), color=GREY, zorder=3)
+    axes.scatter([1] * n, right, sizes(p.sum(0)), color=RED, zorder=3)
+    axes.text(0, 1.05, "queries", ha="center")
+    axes.text(1, 1.05, "keys", ha="center")
+    axes.set_axis_off()
+    figure.suptitle(_title(relation), fontsize=10)
+    return figure
+
+
+def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
+    """Two clouds in the plane, and where the relation sends each point of the first on average.
+
+    Args:
+        relation: between `mu` and `nu`, not batched.
+        mu: the measure of the queries, in two dimensions.
+        nu: the measure of the keys, in two dimensions.
+
+    Examples:
+        >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))
+        >>> pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn())
+        >>> figure = pf.pictures.transported(pi, mu, nu)
+    """
+    for name, m, count in (("mu", mu, relation.shape[-2]), ("nu", nu, relation.shape[-1])):
+        check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
+        if m.dim != 2 or m.n != count or m.batch_shape:
+            raise ValueError(
+                f"`{name}` must be one cloud of {count} points in the plane, as the relation has, "
+                f"got {m}."
+            )
+    with torch.no_grad():
+        sent = relation.apply(nu.atoms)
+        if isinstance(relation, Masses):
+            sent = sent / relation.apply(torch.ones_like(nu.atoms))
+    figure = _figure((5, 5))
+    axes: Axes = figure.add_subplot()
+    x, y, to = _array(mu.atoms), _array(nu.atoms), _array(sent)
+    for start, end in zip(x.tolist(), to.tolist(), strict=True):
+        axes.plot(*zip(start, end, strict=True), color=GREY, lw=0.6, alpha=0.6, zorder=1)
+    sizes = lambda m: _array((600 * m.normalise().weights).clamp(4, 80))
+    axes.scatter(y[:, 0], y[:, 1], sizes(nu), color=RED, alpha=0.6, label="keys", lw=0)
+    axes.scatter(x[:, 0], x[:, 1], sizes(mu), color=BLUE, alpha=0.6, label="queries", lw=0)
+    axes.scatter(to[:, 0], to[:, 1], 6, color="black", label="sent to", lw=0)
+    axes.set_aspect("equal")
+    axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(_title(relation), fontsize=10)
+    return figure
+
+
+def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
+    """Where atoms go: against time for one coordinate, in the plane of the first two for more.
+
+    Args:
+        times: one for each measure.
+        measures: of the same atoms, not batched.
+    """
+    paths = _paths(measures)
+    figure = _figure((5, 5) if paths.shape[-1] > 1 else (6, 4))
+    axes: Axes = figure.add_subplot()
+    shades = _array((measures[0].normalise().weights * paths.shape[1]).clamp(0.15, 1))
+    for k in range(paths.shape[1]):
+        x = _array(times) if paths.shape[-1] == 1 else paths[:, k, 0]
+        axes.plot(x, paths[:, k, -1 if paths.shape[-1] == 1 else 1], color=BLUE, lw=0.7,
+                  alpha=0.6 * float(shades[k]))  # fmt: skip
+    if paths.shape[-1] == 1:
+        axes.set(xlabel="t", ylabel="x")
+    else:
+        axes.plot(*paths[0, :, :2].T, ".", color=GREY, ms=3, label=f"t = {times[0].item():g}")
+        axes.plot(*paths[-1, :, :2].T, ".", color=RED, ms=5, label=f"t = {times[-1].item():g}")
+        axes.set_aspect("equal")
+        axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def animate(
+    times: Tensor, measures: Sequence[Measure], file: str | PathLike, *, seconds: float = 5.0
+) -> None:
+    """Write a moving cloud as a GIF.
+
+    Args:
+        times: one for each measure.
+        measures: of the same atoms, not batched.
+        file: where to.
+        seconds: how long it plays.
+    """
+    check_number("seconds", seconds)
+    if Path(file).suffix.lower() != ".gif":
+        raise ValueError(f"An animation is a GIF: name the file `*.gif`, got {str(file)!r}.")
+    paths = _paths(measures)
+    figure = _figure((4, 4))
+    from matplotlib.animation import FuncAnimation, PillowWriter
+
+    axes: Axes = figure.add_subplot()
+    flat = paths[..., :2] if paths.shape[-1] > 1 else paths.repeat(2, -1) * (1, 0)
+    low, high = flat.min((0, 1)), flat.max((0, 1))
+    pad = 0.05 * (high - low).max() + 1e-9
+    axes.set(xlim=(low[0] - pad, high[0] + pad), ylim=(low[1] - pad, high[1] + pad))
+    axes.set_aspect("equal")
+    (dots,) = axes.plot(*flat[0].T, ".", color=BLUE, ms=4)
+
+    def draw(k: int) -> tuple:
+        dots.set_data(*flat[k].T)
+        axes.set_title(f"t = {times[k].item():.3g}", fontsize=9)
+        return (dots,)
+
+    moving = FuncAnimation(figure, draw, frames=len(flat))
+    draft = Path(file).with_name(f".{Path(file).name}")
+    try:
+        moving.save(draft, PillowWriter(fps=max(1, round(len(flat) / seconds))))
+        replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: float) -> Figure:
+    """Errors against sizes, both logarithmic, beside the slope of the theory.
+
+    Args:
+        name: what the sizes are.
+        sizes: the sizes.
+        errors: the error at each.
+        expected: the slope.
+    """
+    figure = _figure((5, 4))
+    axes: Axes = figure.add_subplot()
+    line = [errors[0] * (n / sizes[0]) ** expected for n in sizes]
+    axes.loglog(sizes, line, "--", color=GREY, label=f"slope {expected:g}")
+    axes.loglog(sizes, errors, "o-", color=BLUE, label="measured")
+    axes.set(xlabel=name, ylabel="error")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _paths(measures: Sequence[Measure]) -> ndarray:
+    """Atoms in time, those without mass left out."""
+    if measures[0].batch_shape:
+        raise ValueError("A picture shows one measure, got a batch. Flow `mu[k]` alone.")
+    alive = measures[0].log_weights > -torch.inf
+    return _array(torch.stack([mu.atoms[alive] for mu in measures]))
+
+
+def _matrix(relation: Relation) -> Tensor:
+    check_kind("relation", relation, Relation, "`pf.relate` makes one.")
+    if len(relation.shape) != 2:
+        raise ValueError(
+            f"A picture shows one relation, got a batch {tuple(relation.shape[:-2])} of them. "
+            "Take one: `relation[0]`, say."
+        )
+    return relation.matrix().detach().cpu()
+
+
+def _array(x: Tensor) -> ndarray:
+    return x.detach().cpu().numpy()
+
+
+def _title(relation: Relation) -> str:
+    m, n = relation.shape
+    title = f"{type(relation).__name__}, {m} x {n}"
+    if isinstance(relation, Coupling):
+        title += f", marginal error {relation.residual.item():.0e}"
+    return title
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    """A figure of its own, which no global state of pyplot knows."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Pictures need matplotlib: `pip install matplotlib`.") from error
+    return Figure(figsize=size, dpi=120)

@@ -1,0 +1,116 @@
+"""What all relations share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .._tools.checks import check_broadcast, check_floating
+from ..affinities import Scores
+from ..measures import Measure
+from ..sinkhorn import charge
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relation(ABC):
+    r"""What all relations share: scores and a potential on the keys.
+
+    Args:
+        scores: $A$ between queries and keys.
+        log_b: log-weights of the keys, normalised.
+        g: the potential on the keys, None for zero.
+        dtype: of results, where computations are in a wider one; None for theirs.
+    """
+
+    scores: Scores
+    log_b: Float[Tensor, "*#b n"]
+    g: Float[Tensor, "*#b n"] | None
+    dtype: torch.dtype | None = field(default=None, kw_only=True)
+
+    @property
+    def shape(self) -> torch.Size:
+        """`(*b, m, n)`: queries and keys."""
+        return self.scores.shape
+
+    @abstractmethod
+    def matrix(self) -> Float[Tensor, "*b m n"]:
+        """The relation as a matrix, differentiable."""
+
+    def apply(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
+        r"""Integrate values, one per key, for every query; differentiable, no matrix formed.
+
+        For conditionals and couplings it is $\int v(y)\,\pi(dy|x)$, the mean of the values that a
+        query is related to, as attention does; `coupling.matrix() @ values` is that times the
+        weights of the queries. For other affinities it is $\int v(y)\,\pi(x,dy)/\mu(dx)$, sums by
+        mass, per unit weight of the query.
+        """
+        check_floating("values", values, "(..., n, e)", 1)
+        n = self.shape[-1]
+        if values.ndim < 2 or values.shape[-2] != n:
+            hint = ""
+            if values.ndim == 1:
+                hint = " One number per key is `values[:, None]`."
+            elif values.shape[-2] == self.shape[-2] and hasattr(self, "transpose"):
+                hint = " Functions of the queries are integrated by its `transpose()`."
+            raise ValueError(
+                f"`values` must have one row per key, (..., {n}, e), got {tuple(values.shape)}."
+                + hint
+            )
+        return self.integrate(values.masked_fill((self.log_b == -torch.inf)[..., None], 0))
+
+    @abstractmethod
+    def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
+        """`apply` for values known to be good, finite where there is no mass."""
+
+    @property
+    def _bias(self) -> Tensor:
+        return self.log_b if self.g is None else charge(self.log_b, self.g)
+
+    def __getitem__(self, index) -> Relation:
+        """Some relations of a batch, such as one head."""
+        batch = self.shape[:-2]
+        torch.empty(batch)[index]  # says it if there are not so many
+        some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[index]
+        changed: dict[str, Any] = {"scores": self.scores.at(index)}
+        for name in ("log_b", "g", "log_a", "f"):
+            if hasattr(self, name):
+                changed[name] = some(getattr(self, name))
+        if (parts := getattr(self, "parts", None)) is not None:
+            changed["parts"] = tuple(map(some, parts))
+        return replace(self, **changed)
+
+    def _out(self, x: Tensor) -> Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
+    def assignment(self) -> Int[Tensor, "*b m"]:
+        """The key that each query gives most mass to, as an index."""
+        bias = self._bias[..., None, :]
+        with torch.no_grad():
+            parts = [(self.scores.tile(i) + bias).argmax(-1) for i in self.scores.cuts()]
+        return torch.cat(parts, -1)
+
+    def __repr__(self) -> str:
+        *batch, m, n = self.shape
+        many = f", batch {tuple(batch)}" if batch else ""
+        return f"{type(self).__name__}({m} queries, {n} keys{many})"
+
+
+def aligned_weights(name: str, mu: Measure, scores: Scores) -> Tensor:
+    """Normalised log-weights, for every relation of a batch: heads come after the measures."""
+    batch, more = scores.shape[:-2], len(scores.shape) - 2 - len(mu.batch_shape)
+    logs = mu.log_weights.reshape(*mu.batch_shape, *(1,) * more, mu.n)
+    check_broadcast(f"`{name}` and the scores", logs.shape[:-1], batch)
+    return logs.to(scores.dtype).log_softmax(-1).expand(*batch, mu.n)
+
+
+def draw(p: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """Indices drawn with replacement from the last axis."""
+    flat = p.reshape(-1, p.shape[-1])
+    flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, 1)  # a query that sees nothing
+    flat = torch.multinomial(flat, count, True, generator=generator)
+    return flat.reshape(*p.shape[:-1], count)

@@ -1,0 +1,14 @@
+"""Sinkhorn: potentials of couplings, their gradients, masks, and many small matrices at once."""
+
+from ._gradients import differentiable as differentiable
+from ._masks import diagnose as diagnose
+from ._problem import (
+    Marginals as Marginals,
+    centre as centre,
+    charge as charge,
+    integral as integral,
+    rebalanced as rebalanced,
+)
+from ._small import DoublyStochastic as DoublyStochastic, doubly_stochastic as doubly_stochastic
+from ._solve import STORE as STORE, Settings as Settings, alternate as alternate, solve as solve
+from ._stored import StoredKernel as StoredKernel
