@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import pushforward as pf
+from pushforward._tools import tiles
 from pushforward.sinkhorn import StoredKernel
 
 TIGHT = pf.Sinkhorn(tol=1e-12)
@@ -360,8 +361,8 @@ def test_functions_go_tile_by_tile(monkeypatch):
 
     results = []
     for tile in (1 << 20, 20):
-        for kind in pf.affinities.TILE:
-            monkeypatch.setitem(pf.affinities.TILE, kind, tile)
+        for kind in tiles.TILE:
+            monkeypatch.setitem(tiles.TILE, kind, tile)
         sizes.clear()
         pi = pf.relate(function, mu, nu, normaliser=TIGHT)
         (slope,) = torch.autograd.grad(pi.cost(), theta)

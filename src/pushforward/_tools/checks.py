@@ -10,7 +10,6 @@ from numbers import Integral, Real
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from .precision import HALF
 
@@ -224,17 +223,6 @@ def check_broadcast(what: str, first: Sequence[int], second: Sequence[int]) -> N
             raise ValueError(
                 f"Batch axes of {what} must broadcast, got {tuple(first)} and {tuple(second)}."
             )
-
-
-def check_no_tangent(what: str, *tensors: Tensor) -> None:
-    """Raise if forward-mode differentiation is under way, where a tangent would be lost."""
-    if torch.compiler.is_compiling():
-        return
-    if any(unpack_dual(t).tangent is not None for t in tensors):
-        raise NotImplementedError(
-            f"{what} has no forward-mode derivative. Use reverse mode (`backward`, "
-            "`torch.autograd.grad`), or `impl='reference'` for the reductions."
-        )
 
 
 def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Which points are one and the same: labels, and sums over equal labels."""
+"""Which points belong together: single linkage, and sums over equal labels."""
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ def label_points(points: Tensor, times: Tensor | None, tol: float) -> tuple[Tens
         rows = torch.cat([rows, (moment * max(1.0, 4 * tol))[:, None].to(rows)], -1)
     rows, label = rows.unique(dim=0, return_inverse=True)
     if tol > 0:
-        label = torch.as_tensor(_chains(rows.cpu().numpy(), tol), device=label.device)[label]
+        label = torch.as_tensor(single_linkage(rows.cpu().numpy(), tol), device=label.device)[
+            label
+        ]
     members = torch.arange(len(points), device=label.device)
     first = torch.full((int(label.max()) + 1,), len(points), device=label.device)
     return label, first.scatter_reduce(0, label, members, "amin")
@@ -31,26 +33,36 @@ def logsumexp_by_label(values: Tensor, label: Tensor, count: int) -> Tensor:
     return top + total.log()
 
 
-def _chains(rows: np.ndarray, tol: float) -> np.ndarray:
-    """Connected components of the graph of near points, numbered by their first member.
+def single_linkage(points: np.ndarray, tol: float) -> np.ndarray:
+    """Connected components of the graph of pairs within `tol`, numbered by their first member.
 
-    All points of a cubic cell of diagonal `tol` are near each other, so only pairs of cells are
-    looked at: a dense cluster of any size costs the few cells it covers.
+    Points are sorted into cubic cells of diagonal `tol`. All points of a cell are near each other,
+    so cells are the nodes of the graph: a thousand points in one place are one node, not half a
+    million pairs. Two cells hold near points only if their first members are within three
+    diagonals of each other.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial import cKDTree
 
-    side = tol / np.sqrt(rows.shape[1])
-    corners, cell = np.unique(np.floor(rows / side), axis=0, return_inverse=True)
-    order = np.argsort(cell, kind="stable")
-    groups = np.split(order, np.cumsum(np.bincount(cell))[:-1])
-    reach = 2 * np.sqrt(rows.shape[1]) * (1 + 1e-9)
-    pairs = cKDTree(corners).query_pairs(reach, output_type="ndarray")
-    joined = [(i, j) for i, j in pairs if _touch(rows[groups[i]], rows[groups[j]], tol)]
-    i, j = np.array(joined, dtype=int).reshape(-1, 2).T
-    graph = coo_array((np.ones(len(i)), (i, j)), shape=(len(corners), len(corners)))
-    component = connected_components(graph, directed=False)[1][cell]
+    side = tol / np.sqrt(points.shape[1])
+    _, cell = np.unique(np.floor((points - points.min(0)) / side), axis=0, return_inverse=True)
+    cell = cell.reshape(-1)
+    members = np.split(np.argsort(cell, kind="stable"), np.cumsum(np.bincount(cell))[:-1])
+    heads = points[[group[0] for group in members]]
+    pairs = cKDTree(heads).query_pairs(3 * tol * (1 + 1e-9), output_type="ndarray")
+    near = np.linalg.norm(heads[pairs[:, 0]] - heads[pairs[:, 1]], axis=1) <= tol
+
+    def components(links: np.ndarray) -> np.ndarray:
+        graph = coo_array((np.ones(len(links)), links.T.astype(int)), shape=(len(members),) * 2)
+        return connected_components(graph, directed=False)[1]
+
+    label = components(pairs[near])
+    # Only cells that are not joined yet are compared point by point.
+    open_pairs = pairs[~near & (label[pairs[:, 0]] != label[pairs[:, 1]])]
+    joined = [(i, j) for i, j in open_pairs if _touch(points[members[i]], points[members[j]], tol)]
+    links = np.concatenate([pairs[near], np.array(joined, int).reshape(-1, 2)])
+    component = components(links)[cell]
     _, first, number = np.unique(component, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number]
 

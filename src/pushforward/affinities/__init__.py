@@ -13,11 +13,10 @@ from ._affinity import (
     scores as scores,
 )
 from ._points import Placed as Placed, PointScores as PointScores
-from ._scores import TILE as TILE, Kernel as Kernel, Scores as Scores, slices as slices
+from ._scores import Kernel as Kernel, Scores as Scores
 from ._tiles import (
     CalledScores as CalledScores,
     DenseScores as DenseScores,
     MappedScores as MappedScores,
     TopScores as TopScores,
-    softmax as softmax,
 )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Scores formed at a time where they are not streamed by the reductions."""
+from .._tools.tiles import over_tiles, row_tiles
 
 
 class Kernel(ABC):
@@ -109,28 +107,17 @@ class Scores(Kernel, ABC):
         """All scores."""
         return self.tile(slice(None))
 
-    def cuts(self) -> Iterator[slice]:
-        """Slices of the rows, of at most `TILE` scores each."""
-        return slices(self.shape, self.device)
-
-
-def slices(shape: torch.Size, device: torch.device) -> Iterator[slice]:
-    """Slices of the rows of matrices, of at most `TILE` entries each."""
-    *batch, m, n = shape
-    size = TILE["cpu" if device.type == "cpu" else "cuda"]
-    step = max(1, size // max(1, prod(batch) * n))
-    for i in range(0, m, step):
-        yield slice(i, i + step)
+    def cuts(self) -> list[slice]:
+        """Slices of the rows, a tile of scores each."""
+        *batch, m, n = self.shape
+        return row_tiles(m, prod(batch) * n, self.device)
 
 
 def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:
     """Concatenate what `part` makes of slices of the rows; gradients make each again."""
-    cuts = list(scores.cuts())
-    if len(cuts) == 1:
-        return part(cuts[0])
-    again = torch.is_grad_enabled()
-    run = lambda rows: checkpoint(part, rows, use_reentrant=False) if again else part(rows)
-    parts = [run(rows) for rows in cuts]
+    parts = list(over_tiles(part, scores.cuts()))
+    if len(parts) == 1:
+        return parts[0]
     return torch.cat(parts, -1 if parts[0].ndim == len(scores.shape) - 1 else -2)
 
 

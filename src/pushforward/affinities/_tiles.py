@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .._tools.logs import safe_logsumexp, safe_softmax
 from .._tools.precision import wide
 from ._scores import Scores, by_rows, linear_by_rows
 
@@ -20,13 +21,13 @@ class TileScores(Scores, ABC):
     def over_keys(self, bias):
         """Row by row."""
         bias = bias[..., None, :]
-        return by_rows(self, lambda rows: _logsumexp(self.tile(rows) + bias))
+        return by_rows(self, lambda rows: safe_logsumexp(self.tile(rows) + bias))
 
     def average(self, v, bias):
         """Row by row; 0 where nothing is seen."""
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
-        means = by_rows(self, lambda rows: softmax(self.tile(rows) + bias) @ v.to(self.dtype))
+        means = by_rows(self, lambda rows: safe_softmax(self.tile(rows) + bias) @ v.to(self.dtype))
         return means.to(v.dtype)
 
     def mean(self, bias):
@@ -47,7 +48,7 @@ class TileScores(Scores, ABC):
         def part(rows):
             scores, what = self.tile(rows), tile(rows)
             finite = what.masked_fill(what.isinf(), 0)
-            return (softmax(scores + bias) * finite).sum(-1)
+            return (safe_softmax(scores + bias) * finite).sum(-1)
 
         return by_rows(self, part)
 
@@ -337,15 +338,3 @@ class TopScores(_DerivedScores):
     def detach(self):
         """They have no gradient."""
         return self
-
-
-def _logsumexp(scores: Tensor) -> Tensor:
-    """Minus infinity, without gradient, where all scores are."""
-    empty = (scores == -torch.inf).all(-1)
-    return scores.masked_fill(empty[..., None], 0).logsumexp(-1).masked_fill(empty, -torch.inf)
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """Zero, without gradient, where all scores are minus infinity."""
-    empty = (scores == -torch.inf).all(-1, keepdim=True)
-    return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)

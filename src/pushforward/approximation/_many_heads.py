@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_mass, check_shape, check_sizes, check_sums
+from .._tools.exact import assignment
 from ._one_head import check_rows, live_atoms, rounding
 
 _MARGIN = 40.0
@@ -146,8 +147,6 @@ def _permutations(rest: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarra
     Every matching is on entries above `noise`, and its least entry becomes 0 exactly, so the
     bound on the number of steps survives rounding.
     """
-    from scipy.optimize import linear_sum_assignment
-
     rest, n = rest.copy(), len(rest)
     choices: list[np.ndarray] = []
     shares: list[float] = []
@@ -155,7 +154,7 @@ def _permutations(rest: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarra
         here = rest > noise
         # a single missing entry costs more than n entries of the size of the noise
         value = np.where(here, np.log(np.where(here, rest, 1)), -40.0 * n)
-        at = linear_sum_assignment(value, maximize=True)
+        at = np.arange(n), assignment(-value)
         share = rest[at].min()
         if share <= noise:
             return np.array(choices), np.array(shares) / np.sum(shares)

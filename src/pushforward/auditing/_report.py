@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_floating, check_seed, check_sizes
+from .._tools.files import atomic_file
 from .._tools.progress import bar
 from ..representation import BlackBoxError
 from ._calling import left_alone, sane_subject
@@ -120,12 +121,8 @@ class Audit:
             raise ValueError(f"An audit is saved as .html, .json or .txt, got {file.name!r}.")
         if not file.parent.is_dir():
             raise FileNotFoundError(f"There is no folder {str(file.parent)!r} to write into.")
-        draft = file.with_name(f".{file.name}.part")
-        try:
+        with atomic_file(file) as draft:
             draft.write_text(write[file.suffix](), encoding="utf-8")
-            draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)
         return file
 
 

@@ -5,11 +5,11 @@ import warnings
 
 from torch import Tensor
 
-from .._tools.checks import check_no_tangent
+from .._tools.once import DifferentiableOnce, check_no_tangent
 from ..affinities import PointScores, SquaredDistance, scores
 from ..measures import Measure
 from ..sinkhorn import Marginals, Settings, solve
-from ._pairs import Distance, Once, pair
+from ._pairs import ONCE, Distance, pair
 
 
 def sinkhorn_divergence(
@@ -48,7 +48,8 @@ def sinkhorn_divergence(
     cost = lambda x, y, start=None: _entropic_cost(x, y, start, eps, tol, max_steps)
     (own_a, _), (own_b, g) = cost(a, a), cost(b, b)
     both, _ = cost(a, b, g)
-    return Once.apply((both - (own_a + own_b) / 2).to(mu.log_weights.dtype))
+    value = both - (own_a + own_b) / 2
+    return DifferentiableOnce.apply(value.to(mu.log_weights.dtype), ONCE)
 
 
 def _entropic_cost(

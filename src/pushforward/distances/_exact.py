@@ -6,11 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from .._tools.checks import check_no_tangent, holds
+from .._tools.checks import holds
+from .._tools.exact import assignment, transport
+from .._tools.once import DifferentiableOnce, check_no_tangent
+from .._tools.tiles import over_tiles, row_tiles
 from ..measures import Measure
-from ._pairs import ROUNDING, Distance, Once, distance_matrix, pair, root, same_mass
+from ._pairs import ONCE, ROUNDING, Distance, distance_matrix, pair, root, same_mass
 
 
 def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
@@ -94,9 +96,9 @@ def sliced_wasserstein(
         )
         return _quantile_cost(x, log_a, y, log_b, p).sum(-1)
 
-    share = max(1, (1 << 21) // max(1, (a.n + b.n) * math.prod(a.batch_shape)))
-    parts = theta.to(a.atoms).split(share)
-    total = sum(checkpoint(cost, part, use_reentrant=False) for part in parts)
+    theta, line = theta.to(a.atoms), (a.n + b.n) * math.prod(a.batch_shape)
+    tiles = row_tiles(len(theta), line, theta.device, entries=1 << 21)
+    total = torch.stack(list(over_tiles(lambda rows: cost(theta[rows]), tiles))).sum(0)
     return (scale * root(total / len(theta), p)).to(mu.log_weights.dtype)
 
 
@@ -163,47 +165,30 @@ def _transport(mu: Measure, nu: Measure, p: float) -> Tensor:
         scale = apart.max() if holds(apart.max() > 0) else torch.ones_like(apart[0, 0])
         cost = ((apart / scale) ** p).cpu().numpy()
         if not weighted and mu.n == nu.n and holds(_uniform(a) & _uniform(b)):
-            found = _assignment(cost)
+            n, none = len(cost), np.zeros(0)
+            found: tuple = np.arange(n), assignment(cost), np.full(n, 1 / n), none, none
         else:
-            found = _network_simplex(a.cpu().numpy(), b.cpu().numpy(), cost)
+            found = _sparse_plan(a.cpu().numpy(), b.cpu().numpy(), cost)
         i, j, mass, u, v = (torch.as_tensor(t, device=a.device) for t in found)
     gap = (mu.atoms[i] - nu.atoms[j]).norm(dim=-1) / scale
     value = (mass * (gap if p == 1 else gap**p)).sum()
     if weighted:
         value = value + u @ (a - a.detach()) + v @ (b - b.detach())
-    return Once.apply(scale * root(value, p))
+    return DifferentiableOnce.apply(scale * root(value, p), ONCE)
 
 
 def _uniform(a: Tensor) -> Tensor:
     return a.max() - a.min() <= 4 * torch.finfo(a.dtype).eps * a.max()
 
 
-def _assignment(cost: np.ndarray):
-    """An optimal permutation as a plan `(i, j, mass)`; without duals."""
-    from scipy.optimize import linear_sum_assignment
-
-    i, j = linear_sum_assignment(cost)
-    none = np.zeros(0)
-    return i, j, np.full(len(i), 1 / len(i)), none, none
-
-
-def _network_simplex(a: np.ndarray, b: np.ndarray, cost: np.ndarray):
+def _sparse_plan(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, ...]:
     """An optimal plan `(i, j, mass)` of at most $n+m-1$ entries, and the duals `u, v`.
 
     Entries that are rounding beside the atoms they join are left out.
     """
-    try:
-        import ot
-    except ImportError:
-        raise ImportError(
-            "Exact transport in more than one dimension needs POT: `pip install POT`."
-        ) from None
-    a, b = a / a.sum(), b / b.sum()
-    plan, log = ot.emd(a, b, cost, numItermax=10**8, log=True)
-    if log["warning"] is not None:
-        raise RuntimeError(f"POT found no optimal plan: {log['warning']}")
+    plan, u, v = transport(a, b, cost)
     noise = ROUNDING * (len(a) + len(b)) ** 0.5
     i, j = plan.nonzero()
-    kept = plan[i, j] > noise * np.minimum(a[i], b[j])
+    kept = plan[i, j] > noise * np.minimum(a[i], b[j]) / a.sum()
     i, j = i[kept], j[kept]
-    return i, j, plan[i, j], log["u"], log["v"]
+    return i, j, plan[i, j], u, v

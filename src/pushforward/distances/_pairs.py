@@ -9,6 +9,8 @@ from ..measures import Measure
 
 Distance = Float[Tensor, "*b"]
 
+ONCE = "This distance is differentiable once: its gradient holds the optimal plan fixed"
+
 ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
@@ -56,22 +58,3 @@ def root(value: Tensor, p: float, floor: Tensor | float = 0.0) -> Tensor:
 def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
     """All distances, from differences: the default matmul formula loses half the digits."""
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-class Once(torch.autograd.Function):
-    """The identity, with an error for those who would differentiate twice and get it wrong."""
-
-    @staticmethod
-    def forward(ctx, value: Tensor) -> Tensor:
-        """Hand the value through."""
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        """Hand the gradient through, unless a graph of it is asked for."""
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "This distance is differentiable once: its gradient holds the optimal plan fixed, "
-                "and a second derivative would be wrong. Call `backward` without `create_graph`."
-            )
-        return grad

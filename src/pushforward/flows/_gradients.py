@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .._tools.checks import check_sizes
+from .._tools.once import refuse_second_derivative
 from ._dynamics import Characteristics
 from ._solvers import Dynamics, FixedStep, Grid, Solver, State
 
@@ -141,9 +142,9 @@ class _Backsolve(torch.autograd.Function):
         return state
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *adjoint):
         """March back."""
+        refuse_second_derivative("The continuous adjoint is differentiable once")
         tensors = ctx.saved_tensors
         state, others = tensors[: ctx.count], tensors[ctx.count :]
         return None, None, *ctx.solve[1](state, adjoint, others)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_kind, check_number
+from .._tools.linkage import single_linkage
 from ..maps import Euclidean, InContextMap, Manifold, Torus
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Relation
@@ -104,47 +105,13 @@ def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
         raise ValueError("Clusters are of one measure, got a batch: take `mu[k]`.")
     alive = (mu.log_weights > -torch.inf).cpu()
     found = torch.full((mu.n,), -1, device="cpu")
-    labels = _single_linkage(mu.atoms.detach().cpu()[alive].numpy(), tol)
+    labels = single_linkage(mu.atoms.detach().cpu()[alive].double().numpy(), tol)
     found[alive] = torch.from_numpy(labels).long()
     masses = torch.zeros(int(found.max()) + 1, dtype=torch.float64, device="cpu")
     masses.index_add_(0, found[alive], mu.weights.detach().cpu().double()[alive])
     rank = masses.argsort(descending=True, stable=True).argsort()
     found[alive] = rank[found[alive]]
     return found.to(mu.device)
-
-
-def _single_linkage(points, tol: float):
-    """Connected components of the graph of pairs within `tol`, as NumPy labels.
-
-    Points are sorted into cells whose diagonal is `tol`, each connected in itself, so that a
-    thousand points in one place are one node, not half a million pairs.
-    """
-    import numpy as np
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import cKDTree
-
-    points = points.astype(float)
-    side = tol / math.sqrt(points.shape[1])
-    _, cell = np.unique(np.floor((points - points.min(0)) / side), axis=0, return_inverse=True)
-    cell = cell.reshape(-1)
-    members = np.split(np.argsort(cell, kind="stable"), np.cumsum(np.bincount(cell))[:-1])
-    heads = np.array([m[0] for m in members])
-    pairs = cKDTree(points[heads]).query_pairs(3 * tol, output_type="ndarray")
-    far = np.linalg.norm(points[heads[pairs[:, 0]]] - points[heads[pairs[:, 1]]], axis=1)
-
-    def components(links):
-        graph = coo_array((np.ones(len(links)), links.T.astype(int)), shape=(len(members),) * 2)
-        return connected_components(graph, directed=False)[1]
-
-    links = pairs[far <= tol]
-    label = components(links)
-    near = []
-    for a, b in pairs[(far > tol) & (label[pairs[:, 0]] != label[pairs[:, 1]])]:
-        tree = cKDTree(points[members[a]])
-        if np.isfinite(tree.query(points[members[b]], distance_upper_bound=tol)[0]).any():
-            near.append((a, b))
-    return components(np.concatenate([links, np.array(near, int).reshape(-1, 2)]))[cell]
 
 
 def _relations(field: InContextMap, mu: Measure) -> list[Relation]:

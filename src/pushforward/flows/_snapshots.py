@@ -18,6 +18,7 @@ from pathlib import Path as File
 import torch
 from torch import Tensor
 
+from .._tools.files import atomic_file
 from ..maps import InContextMap
 from ..measures import Measure
 from ..relations import Memory
@@ -67,7 +68,8 @@ class Snapshots(Sequence[Measure]):
                 )
             return found
         file.parent.mkdir(parents=True, exist_ok=True)
-        _write(file, json.dumps({"format": FORMAT, **about}, indent=1).encode())
+        with atomic_file(file) as draft:
+            draft.write_text(json.dumps({"format": FORMAT, **about}, indent=1))
         return cls(folder)
 
     def __len__(self) -> int:
@@ -126,7 +128,8 @@ class Snapshots(Sequence[Measure]):
             tensors |= {f"memory/{place}/{k}": g for k, (_, g) in enumerate(past)}
         about = {"time": repr(time), "memory": json.dumps(moments), "steps": str(memory.steps)}
         whole = {name: t.detach().contiguous().clone() for name, t in tensors.items()}
-        _write(self._file(index), save(whole, {"format": FORMAT, **about}))
+        with atomic_file(self._file(index)) as draft:
+            draft.write_bytes(save(whole, {"format": FORMAT, **about}))
 
     def resume(self, device: torch.device) -> tuple[int, State, Memory] | None:
         """The last state that was saved, if any."""
@@ -170,16 +173,3 @@ def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: 
         "times": [grid.times[k] for k in grid.saved],
         "tensors": digest.hexdigest(),
     }
-
-
-def _write(file: File, content: bytes) -> None:
-    """All of it or nothing."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with open(draft, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)

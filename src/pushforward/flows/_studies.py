@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import pictures
 from .._tools.checks import check_kind, check_sizes
+from .._tools.fits import line_slope
 from ..maps import InContextMap
 from ..measures import Measure
 from ._flow import Flow
@@ -44,9 +45,7 @@ class Study:
     @property
     def rate(self) -> float:
         r"""The exponent $r$ of the best fit of $cN^r$."""
-        x, y = (torch.tensor(t).double().log() for t in (self.sizes, self.errors))
-        x = x - x.mean()
-        return float((x * y).sum() / x.square().sum())
+        return line_slope([math.log(n) for n in self.sizes], [math.log(e) for e in self.errors])[0]
 
     @property
     def ratios(self) -> tuple[float, ...]:

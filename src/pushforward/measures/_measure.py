@@ -22,6 +22,7 @@ from .._tools.checks import (
     holds,
 )
 from .._tools.linkage import label_points, logsumexp_by_label
+from .._tools.logs import safe_log
 from .._tools.precision import full_precision, wide, widen
 from .._tools.types import Points, Times, Weights
 from ._quadrature import gauss_hermite
@@ -81,7 +82,7 @@ class Measure:
             if isinstance(weights, Tensor) and not weights.is_floating_point():
                 weights = weights.to(wide(atoms.dtype))  # counts
             given = "weights", weights
-            logs = _log(_checked(*given, atoms))
+            logs = safe_log(_checked(*given, atoms))
         elif log_weights is not None:
             given = "log_weights", log_weights
             logs = _checked(*given, atoms)
@@ -260,7 +261,7 @@ class Measure:
         if weights is None:
             weights = torch.full((len(parts),), 1 / len(parts)).to(parts[0].log_weights)
         check_shape("weights", weights, (len(parts),), "One per measure.")
-        logs = _log(weights.to(parts[0].log_weights))
+        logs = safe_log(weights.to(parts[0].log_weights))
         check_mass("weights", weights, logs)
         joined = torch.cat([m.log_weights + c for m, c in zip(parts, logs, strict=True)], -1)
         times = None
@@ -422,7 +423,7 @@ class Measure:
             raise ValueError(f"`atom` must index one of {self.n} atoms, got {atom}.")
         places = torch.arange(self.n, device=self.atoms.device)
         counts = torch.full_like(places, len(shares))
-        logs = _log(torch.tensor(shares, dtype=torch.float64)).to(self.log_weights)
+        logs = safe_log(torch.tensor(shares, dtype=torch.float64)).to(self.log_weights)
         offset = logs.repeat(self.n)
         if atom is not None:
             counts = torch.ones_like(places)
@@ -538,12 +539,6 @@ def _set(mu: Measure, atoms: Tensor, log_weights: Tensor, times: Tensor | None) 
     object.__setattr__(mu, "atoms", atoms)
     object.__setattr__(mu, "log_weights", log_weights)
     object.__setattr__(mu, "times", times)
-
-
-def _log(weights: Tensor) -> Tensor:
-    r"""Logarithm with $\log0=-\infty$ and gradient 0 there, not NaN."""
-    zero = weights == 0
-    return weights.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
 
 
 def _checked(name: str, given: Tensor, atoms: Tensor) -> Tensor:

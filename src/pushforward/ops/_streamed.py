@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from .._tools.checks import check_no_tangent
+from .._tools.once import check_no_tangent
 from .._tools.precision import align
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}

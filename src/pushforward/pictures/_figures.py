@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from .._tools.checks import check_kind, check_number
+from .._tools.files import atomic_file
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Masses, Relation
 
@@ -192,12 +193,8 @@ def animate(
         return (dots,)
 
     moving = FuncAnimation(figure, draw, frames=len(flat))
-    draft = Path(file).with_name(f".{Path(file).name}")
-    try:
+    with atomic_file(file) as draft:
         moving.save(draft, PillowWriter(fps=max(1, round(len(flat) / seconds))))
-        replace(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: float) -> Figure:

@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_sizes, check_sums, holds
+from .._tools.logs import safe_log, safe_softmax
 from .._tools.precision import widen
-from ..affinities import DenseScores, softmax
+from ..affinities import DenseScores
 from ..measures import Measure
 from ..sinkhorn import Marginals, centre, charge
 from ._joint import Joint, Mass
@@ -65,7 +66,7 @@ class Conditional(Relation):
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         r"""$\kappa(x_i,\{y_j\})$: rows sum to one."""
-        return self._out(softmax(self.scores.matrix() + self._bias[..., None, :]))
+        return self._out(safe_softmax(self.scores.matrix() + self._bias[..., None, :]))
 
     def integrate(self, values):
         """Averages."""
@@ -86,7 +87,7 @@ class Conditional(Relation):
         bias = self._bias[..., None, :]
         with torch.no_grad():
             parts = [
-                draw(softmax(self.scores.tile(i) + bias), count, generator)
+                draw(safe_softmax(self.scores.tile(i) + bias), count, generator)
                 for i in self.scores.cuts()
             ]
         return torch.cat(parts, -2)
@@ -170,7 +171,7 @@ class Coupling(Joint):
         masses = _masses(matrix)
         fix = "Divide by the total, or read rows of sum one as a `Conditional`."
         check_sums("masses", masses.sum((-1, -2)), matrix.dtype, fix)
-        log_a, log_b = (_log(masses.sum(axis)) for axis in (-1, -2))
+        log_a, log_b = (safe_log(masses.sum(axis)) for axis in (-1, -2))
         scores = _ratio(masses, log_a[..., :, None] + log_b[..., None, :])
         return cls(DenseScores(scores), log_b, None, log_a)
 
@@ -237,15 +238,9 @@ def _masses(matrix: Tensor) -> Tensor:
     return matrix
 
 
-def _log(masses: Tensor) -> Tensor:
-    """The logarithm, minus infinity without gradient at zero."""
-    some = masses > 0
-    return torch.where(some, torch.where(some, masses, 1).log(), -torch.inf)
-
-
 def _ratio(masses: Tensor, reference: Tensor) -> Tensor:
     """The logarithm of masses over a reference, minus infinity where there are none."""
     none = masses == 0
-    return (_log(masses) - reference.masked_fill(reference == -torch.inf, 0)).masked_fill(
+    return (safe_log(masses) - reference.masked_fill(reference == -torch.inf, 0)).masked_fill(
         none, -torch.inf
     )

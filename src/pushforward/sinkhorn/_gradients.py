@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .._tools.once import refuse_second_derivative
 from ..affinities import Kernel, Scores
 from ._problem import Marginals, charge
 from ._solve import CYCLE, stored
@@ -52,11 +53,10 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def backward(ctx, up):
         """Solve the adjoint system, unless a graph of it is asked for."""
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "A Sinkhorn to a tolerance is differentiable once: its gradient is implicit. Use "
-                "`Sinkhorn(steps=...)`, which is unrolled, or `backward` without `create_graph`."
-            )
+        refuse_second_derivative(
+            "A Sinkhorn to a tolerance is differentiable once: its gradient is implicit",
+            ", or use `Sinkhorn(steps=...)`, which is unrolled",
+        )
         return *ctx.adjoint(up), None, None
 
 

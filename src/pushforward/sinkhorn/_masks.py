@@ -8,9 +8,12 @@ alone the iteration converges, at the rate $1/k$, to the coupling on the pairs t
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from .._tools.exact import transport
 
 ROUNDING = 1e-6
 """Masses, relative to those around them, that may come from weights rounded to float32."""
@@ -60,16 +63,9 @@ def _diagnose_one(allowed, a, b):
     possible. From a plan without any, mass can be moved on to an allowed pair exactly if the pair
     lies on a cycle: rows to columns along allowed pairs, columns back to rows along pairs in use.
     """
-    import numpy as np
     from scipy.sparse import bmat, csr_array
     from scipy.sparse.csgraph import connected_components
 
-    try:
-        import ot
-    except ImportError as error:
-        raise ImportError(
-            "Marginals on a mask are checked by exact transport. Install it: `pip install POT`."
-        ) from error
     m, n = allowed.shape
     rows, columns = a > 0, b > 0
     idle = np.zeros((m, n), bool)
@@ -77,7 +73,7 @@ def _diagnose_one(allowed, a, b):
     live = allowed[np.ix_(rows, columns)]
     x, y = a[rows], b[columns]
     cost = (~live).astype(float)
-    plan = ot.emd(x / x.sum(), y / y.sum(), cost, numItermax=10_000_000)
+    plan = transport(x, y, cost).masses
     deficit = float((plan * cost).sum())
     if deficit > ROUNDING:
         return deficit, idle, parts_a, parts_b

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .._tools.checks import check_tensor
+from .._tools.once import refuse_second_derivative
 from .._tools.precision import full_precision, widen
 
 SWEEPS = 8
@@ -114,11 +115,9 @@ class _Scaling(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor, *_):
         """Solve the linearised constraints, unless a graph of it is asked for."""
-        if torch.is_grad_enabled():
-            raise NotImplementedError(
-                "This scaling is differentiable once: its gradient holds the matrix fixed, and a "
-                "second derivative would be wrong. Call `backward` without `create_graph`."
-            )
+        refuse_second_derivative(
+            "This scaling is differentiable once: its gradient holds the matrix fixed"
+        )
         (matrix,) = ctx.saved_tensors
         with full_precision(matrix):
             back = list(map(_pull_back, _chunks(matrix), _chunks(grad)))

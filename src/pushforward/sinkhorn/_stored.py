@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..affinities import Kernel, Scores, slices
+from .._tools.tiles import row_tiles
+from ..affinities import Kernel, Scores
 
 
 class StoredKernel(Kernel):
@@ -107,12 +110,13 @@ class StoredKernel(Kernel):
     def _times_carefully(self, x: Tensor) -> Tensor:
         """Converted piece by piece, results in one place (see `normal`)."""
         matrix, y = self.matrix, x[..., None]
-        total = x.new_zeros(*matrix.shape[:-1], 1)
+        *batch, m, n = matrix.shape
+        total = x.new_zeros(*batch, m, 1)
         if matrix.stride(-1) == 1:
-            for c in slices(matrix.shape, matrix.device):
+            for c in row_tiles(m, prod(batch) * n, matrix.device):
                 total[..., c, :] = matrix[..., c, :].to(x.dtype) @ y
         else:
-            for c in slices(matrix.mT.shape, matrix.device):
+            for c in row_tiles(n, prod(batch) * m, matrix.device):
                 total += matrix[..., c].to(x.dtype) @ y[..., c, :]
         return total[..., 0]
 

@@ -8,12 +8,11 @@ from math import prod
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..._tools.checks import check_floating, check_kind, check_number, check_sizes
 from ..._tools.precision import widen
+from ..._tools.tiles import over_tiles, row_tiles
 from ..._tools.types import Images, Queries
-from ...affinities import TILE
 from ...maps import Answer, Conditioned, Euclidean, InContextMap, Lipschitz, Manifold, Torus, norm
 from ...measures import Measure
 from ...relations import Relation
@@ -75,15 +74,9 @@ class Pairwise(InContextMap):
 
 def by_tiles(part: Callable[[Tensor], Tensor], x: Tensor, width: int) -> Tensor:
     """What `part` makes of some rows of points at a time; gradients make it again."""
-    room = TILE["cpu" if x.device.type == "cpu" else "cuda"]
-    rows = max(1, room // max(1, prod(x.shape[:-2]) * width))
-    if rows >= x.shape[-2]:
-        return part(x)
-    again = torch.is_grad_enabled()
-    run = lambda r: (
-        checkpoint(part, r, use_reentrant=False, preserve_rng_state=False) if again else part(r)
-    )
-    return torch.cat([run(r) for r in x.split(rows, -2)], -2)
+    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * width, x.device)
+    parts = list(over_tiles(lambda rows: part(x[..., rows, :]), tiles))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
 
 
 class Linear(InContextMap):

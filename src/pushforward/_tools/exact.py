@@ -1,0 +1,45 @@
+"""Exact optimal transport between finitely many points: assignment and network simplex."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Plan(NamedTuple):
+    """An optimal plan and its dual potentials."""
+
+    masses: np.ndarray
+    """`(m, n)`, rows and columns summing to the marginals."""
+    u: np.ndarray
+    """The dual potential on the rows."""
+    v: np.ndarray
+    """The dual potential on the columns."""
+
+
+def assignment(cost: np.ndarray) -> np.ndarray:
+    """The permutation of least total cost: the column of each row, by SciPy."""
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise ImportError("Exact assignments need SciPy: `pip install scipy`.") from None
+    return linear_sum_assignment(cost)[1]
+
+
+def transport(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> Plan:
+    """A coupling of least cost of two weights, by POT's network simplex.
+
+    Args:
+        a: weights of the rows, of any total mass.
+        b: weights of the columns; both sides are normalised.
+        cost: `(m, n)`, finite.
+    """
+    try:
+        import ot
+    except ImportError:
+        raise ImportError(
+            "Exact transport in more than one dimension needs POT: `pip install POT`."
+        ) from None
+    plan, log = ot.emd(a / a.sum(), b / b.sum(), cost, numItermax=10**8, log=True)
+    if log["warning"] is not None:
+        raise RuntimeError(f"POT found no optimal plan: {log['warning']}")
+    return Plan(plan, log["u"], log["v"])

@@ -1,0 +1,46 @@
+"""Results with a first derivative only: who asks for more gets an error, not a wrong number."""
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+
+class DifferentiableOnce(torch.autograd.Function):
+    """The identity, with an error where its gradient would be differentiated again."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, what: str) -> Tensor:
+        """Hand the value through; `what` names it in the error."""
+        ctx.what = what
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        """Hand the gradient through, unless a graph of it is asked for."""
+        refuse_second_derivative(ctx.what)
+        return grad, None
+
+
+def refuse_second_derivative(what: str, fix: str = "") -> None:
+    """Raise inside a `backward` whose graph is recorded for a second derivative.
+
+    Args:
+        what: what is being differentiated, and why only once.
+        fix: what helps beside leaving `create_graph` out.
+    """
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{what}, and a second derivative would be wrong. "
+            f"Call `backward` without `create_graph`{fix}."
+        )
+
+
+def check_no_tangent(what: str, *tensors: Tensor) -> None:
+    """Raise if forward-mode differentiation is under way, where a tangent would be lost."""
+    if torch.compiler.is_compiling():
+        return
+    if any(unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError(
+            f"{what} has no forward-mode derivative. Use reverse mode (`backward`, "
+            "`torch.autograd.grad`), or `impl='reference'` for the reductions."
+        )

@@ -1,0 +1,36 @@
+"""Work on the rows of a large matrix a tile at a time, in memory that does not grow with it."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""Entries of a tile: what fits a processor's cache, or keeps a GPU busy."""
+
+
+def row_tiles(
+    rows: int, row_size: int, device: torch.device, *, entries: int | None = None
+) -> list[slice]:
+    """Slices that cover the rows of a matrix, of at most `TILE` entries each.
+
+    Args:
+        rows: number of rows.
+        row_size: entries of a row, batch axes included.
+        device: where the tiles are formed.
+        entries: the most entries of a tile, `TILE` by default.
+    """
+    most = TILE["cpu" if device.type == "cpu" else "cuda"] if entries is None else entries
+    step = max(1, most // max(1, row_size))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def over_tiles(part: Callable[[slice], Tensor], tiles: list[slice]) -> Iterator[Tensor]:
+    """What `part` makes of each tile; gradients form a tile again instead of keeping it.
+
+    A single tile is kept: nothing would be saved.
+    """
+    recompute = torch.is_grad_enabled() and len(tiles) > 1
+    for tile in tiles:
+        yield checkpoint(part, tile, use_reentrant=False) if recompute else part(tile)
