@@ -1,0 +1,21 @@
+"""Warnings that point at the caller's line, not at one of ours."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
+"""Files of this library and of PyTorch, and code without a file."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside this library that led here.
+
+    Frames of PyTorch between the two, such as a module's `__call__`, are passed over too.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
