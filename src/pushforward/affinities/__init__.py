@@ -12,7 +12,7 @@ from ._affinity import (
     SquaredDistance as SquaredDistance,
     scores as scores,
 )
-from ._points import Placed as Placed, PointScores as PointScores
+from ._points import Features as Features, PointScores as PointScores
 from ._scores import Kernel as Kernel, Scores as Scores
 from ._tiles import (
     CalledScores as CalledScores,

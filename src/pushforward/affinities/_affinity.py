@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import ops
 from .._tools.checks import check_number
 from .._tools.precision import widen
-from ._points import Placed, PointScores
+from ._points import Features, PointScores
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Affinity(ABC):
         """A point the context chooses to measure from, for accuracy; never changes the score."""
 
     @abstractmethod
-    def place(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Placed:
+    def features(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Features:
         r"""$x'$ and $c(x)$, for queries and keys alike."""
 
     def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
@@ -68,7 +68,7 @@ class Affinity(ABC):
         raise NotImplementedError(f"No bound of the scores of {self} is known here.")
 
     def between(
-        self, queries: Placed, keys: Placed, impl: ops.Impl | None = None,
+        self, queries: Features, keys: Features, impl: ops.Impl | None = None,
         times: ops.Clock | None = None,
     ) -> PointScores:  # fmt: skip
         """The scores of two placed clouds."""
@@ -104,9 +104,9 @@ class Dot(Affinity):
         """The origin is part of a dot product."""
         return None
 
-    def place(self, x, origin):
+    def features(self, x, origin):
         """Points stay as they are."""
-        return Placed(x, None)
+        return Features(x, None)
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class SquaredDistance(Affinity):
         """The barycentre of the keys."""
         return (log_weights.softmax(-1)[..., None] * widen(k)).sum(-2, keepdim=True).detach()
 
-    def place(self, x, origin):
+    def features(self, x, origin):
         r"""$x-o$ and $-|x-o|^2/\varepsilon$."""
         x = widen(x) - origin
-        return Placed(x, -x.square().sum(-1) / self.eps)
+        return Features(x, -x.square().sum(-1) / self.eps)
 
 
 def scores(
@@ -160,4 +160,4 @@ def scores(
 ) -> PointScores:
     """Score every point of `q` against every point of `k`, without forming the matrix."""
     origin = affinity.origin(k, log_weights)
-    return affinity.between(affinity.place(q, origin), affinity.place(k, origin))
+    return affinity.between(affinity.features(q, origin), affinity.features(k, origin))

@@ -13,30 +13,34 @@ from .._tools.precision import full_precision, wide
 from ._scores import Scores, linear_by_rows
 
 
-class Placed(NamedTuple):
+class Features(NamedTuple):
     """Points as an affinity wants them."""
 
     points: Tensor
-    shift: Tensor | None
+    offset: Tensor | None
     """What a point adds to all its scores, None for zero."""
 
-    def to(self, dtype: torch.dtype) -> Placed:
+    def to(self, dtype: torch.dtype) -> Features:
         """In another dtype."""
-        return Placed(self.points.to(dtype), None if self.shift is None else self.shift.to(dtype))
+        return Features(
+            self.points.to(dtype), None if self.offset is None else self.offset.to(dtype)
+        )
 
-    def scaled(self, factor: float) -> Placed:
-        """The same points, their shift multiplied."""
-        return self if self.shift is None else Placed(self.points, factor * self.shift)
+    def scaled(self, factor: float) -> Features:
+        """The same points, their offset multiplied."""
+        return self if self.offset is None else Features(self.points, factor * self.offset)
 
-    def pick(self, index: Tensor) -> Placed:
+    def pick(self, index: Tensor) -> Features:
         """Some of the points: `index` is `(*b, s)`, another choice in each batch."""
         batch = torch.broadcast_shapes(index.shape[:-1], self.points.shape[:-2])
         index = index.expand(*batch, index.shape[-1])
         wide = index[..., None].expand(*index.shape, self.points.shape[-1])
         points = self.points.expand(*batch, *self.points.shape[-2:]).gather(-2, wide)
-        if self.shift is None:
-            return Placed(points, None)
-        return Placed(points, self.shift.expand(*batch, self.shift.shape[-1]).gather(-1, index))
+        if self.offset is None:
+            return Features(points, None)
+        return Features(
+            points, self.offset.expand(*batch, self.offset.shape[-1]).gather(-1, index)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +56,8 @@ class PointScores(Scores):
         times: of queries and keys: pairs whose key is later than its query are forbidden.
     """
 
-    queries: Placed
-    keys: Placed
+    queries: Features
+    keys: Features
     scale: float
     unit: float = 1.0
     impl: ops.Impl | None = None
@@ -85,15 +89,15 @@ class PointScores(Scores):
     def over_keys(self, bias):
         """One reduction."""
         result = ops.log_integral(
-            self.queries.points, self.keys.points, _plus(bias, self.keys.shift),
+            self.queries.points, self.keys.points, _plus(bias, self.keys.offset),
             scale=self.scale, times=self.times, impl=self.impl, guard=False,
         )  # fmt: skip
-        return _plus(result, self.queries.shift)
+        return _plus(result, self.queries.offset)
 
     def average(self, v, bias):
-        """One reduction; the queries' shift cancels."""
+        """One reduction; the queries' offset cancels."""
         return ops.average(
-            self.queries.points, self.keys.points, v, _plus(bias, self.keys.shift),
+            self.queries.points, self.keys.points, v, _plus(bias, self.keys.offset),
             scale=self.scale, times=self.times, impl=self.impl, guard=False,
         )  # fmt: skip
 
@@ -101,11 +105,11 @@ class PointScores(Scores):
         r"""$s\langle q_i,\bar k_i\rangle+c_i+\bar c_i$ with the averages of keys and shifts."""
         dtype = self.dtype
         k = self.keys.points.to(dtype)
-        parts = [k] if self.keys.shift is None else [k, self.keys.shift.to(dtype)[..., None]]
+        parts = [k] if self.keys.offset is None else [k, self.keys.offset.to(dtype)[..., None]]
         means = self.average(torch.cat(parts, -1), bias)
         key, rest = means.split([k.shape[-1], means.shape[-1] - k.shape[-1]], -1)
         result = self.scale * (self.queries.points.to(dtype) * key).sum(-1) + rest.sum(-1)
-        return _plus(result, self.queries.shift)
+        return _plus(result, self.queries.offset)
 
     def cost(self, bias):
         """The mean score, in units of cost."""
@@ -119,9 +123,9 @@ class PointScores(Scores):
         v = weights[..., None].to(self.dtype) * v.to(self.dtype)
         with full_precision(q):
             result = (self.scale * q) @ (k.mT @ v)
-        if self.queries.shift is not None and self.keys.shift is not None:
-            result = result + self.queries.shift[..., None] * v.sum(-2, keepdim=True)
-            result = result + (self.keys.shift[..., None] * v).sum(-2, keepdim=True)
+        if self.queries.offset is not None and self.keys.offset is not None:
+            result = result + self.queries.offset[..., None] * v.sum(-2, keepdim=True)
+            result = result + (self.keys.offset[..., None] * v).sum(-2, keepdim=True)
         return result
 
     def tile(self, rows):
@@ -129,9 +133,9 @@ class PointScores(Scores):
         q = self.queries.points[..., rows, :].to(self.dtype)
         with full_precision(q):
             scores = (self.scale * q) @ self.keys.points.to(self.dtype).mT
-        if self.queries.shift is not None and self.keys.shift is not None:
-            scores = scores.add_(self.queries.shift[..., rows, None])
-            scores = scores.add_(self.keys.shift[..., None, :])
+        if self.queries.offset is not None and self.keys.offset is not None:
+            scores = scores.add_(self.queries.offset[..., rows, None])
+            scores = scores.add_(self.keys.offset[..., None, :])
         if self.times is None:
             return scores
         asked, told = self.times
@@ -154,7 +158,9 @@ class PointScores(Scores):
 
     def detach(self):
         """Points and shifts detached."""
-        free = lambda p: Placed(p.points.detach(), None if p.shift is None else p.shift.detach())
+        free = lambda p: Features(
+            p.points.detach(), None if p.offset is None else p.offset.detach()
+        )
         return PointScores(
             free(self.queries), free(self.keys), self.scale, self.unit, self.impl, self.times
         )
@@ -162,15 +168,17 @@ class PointScores(Scores):
     def size(self):
         r"""$s\max|q|\max|k|+\max|c|+\max|c|$."""
         longest = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
-        shift = lambda p: 0 if p.shift is None else p.shift.detach().abs().amax()
+        offset = lambda p: 0 if p.offset is None else p.offset.detach().abs().amax()
         dots = abs(self.scale) * longest(self.queries) * longest(self.keys)
-        return dots + shift(self.queries) + shift(self.keys)
+        return dots + offset(self.queries) + offset(self.keys)
 
     def at(self, index):
         """Points, shifts and times of some elements."""
         batch = self.shape[:-2]
         some = lambda t, axes: t.expand(*batch, *t.shape[-axes:])[index]
-        place = lambda p: Placed(some(p.points, 2), None if p.shift is None else some(p.shift, 1))
+        place = lambda p: Features(
+            some(p.points, 2), None if p.offset is None else some(p.offset, 1)
+        )
         times = None if self.times is None else (some(self.times[0], 1), some(self.times[1], 1))
         return replace(self, queries=place(self.queries), keys=place(self.keys), times=times)
 
@@ -181,5 +189,5 @@ class PointScores(Scores):
         )
 
 
-def _plus(bias: Tensor, shift: Tensor | None) -> Tensor:
-    return bias if shift is None else bias + shift
+def _plus(bias: Tensor, offset: Tensor | None) -> Tensor:
+    return bias if offset is None else bias + offset

@@ -8,7 +8,7 @@ from torch import Tensor
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from ..affinities import PointScores, SquaredDistance, scores
 from ..measures import Measure
-from ..sinkhorn import Marginals, Settings, solve
+from ..sinkhorn import Problem, Settings, solve
 from ._pairs import ONCE, Distance, pair
 
 
@@ -63,9 +63,9 @@ def _entropic_cost(
     if not mu.atoms.numel():  # an empty batch
         return mu.log_weights.sum(-1), nu.log_weights
     held_mu, held_nu = mu.detach(), nu.detach()
-    sides = Marginals(held_mu.log_weights, held_nu.log_weights, symmetric=nu is mu)
+    problem = Problem(held_mu.log_weights, held_nu.log_weights, symmetric=nu is mu)
     cost = _scores(held_mu, held_nu, eps)
-    end = solve(cost, sides, Settings(tol, max_steps), start)
+    end = solve(cost, problem, Settings(tol, max_steps), start)
     residual = float(end.residual.max())
     if not residual <= tol:
         warnings.warn(
@@ -74,7 +74,7 @@ def _entropic_cost(
             "or `tol`.",
             stacklevel=4,
         )
-    f = sides.rows(cost, end.g)
+    f = problem.rows(cost, end.g)
     rows = _scores(mu, held_nu, eps).over_keys(held_nu.log_weights + end.g)
     columns = _scores(held_mu, nu, eps).over_queries(held_mu.log_weights + f)
     return mu.integrate(-eps * rows) + nu.integrate(-eps * columns), end.g

@@ -79,7 +79,7 @@ class AttentionMap(Conditioned, ABC):
         """What atoms answer."""
 
     @abstractmethod
-    def gather(self, out: Float[Tensor, "*b h m e"]) -> Images:
+    def combine_heads(self, out: Float[Tensor, "*b h m e"]) -> Images:
         """One answer from those of all heads."""
 
     def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
@@ -87,7 +87,7 @@ class AttentionMap(Conditioned, ABC):
         relation, v = self._relating(mu, queries), self.values(mu.atoms)
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            return self.manifold.tangent(x, self.gather(relation(x, t).integrate(v)))
+            return self.manifold.tangent(x, self.combine_heads(relation(x, t).integrate(v)))
 
         return answer
 
@@ -137,11 +137,11 @@ class AttentionMap(Conditioned, ABC):
         if self.normaliser.keeps in ("none", "sign"):  # else the mass cancels
             log_b = log_b.log_softmax(-1)
         origin = self.affinity.origin(k, log_b)
-        keys = self.affinity.place(k, origin)
+        keys = self.affinity.features(k, origin)
 
         def scores(x: Tensor, t: Tensor | None) -> PointScores:
             times = _times(mu, t) if self.causal else None
-            q = self.affinity.place(self.queries(x), origin)
+            q = self.affinity.features(self.queries(x), origin)
             return self.affinity.between(q, keys, self.impl, times)
 
         found = Found()
@@ -235,7 +235,7 @@ class Attention(AttentionMap):
         r"""$V^hy$."""
         return self._split(self.V(y))
 
-    def gather(self, out):
+    def combine_heads(self, out):
         r"""$\sum_hW^h$."""
         return self.W(out.transpose(-2, -3).flatten(-2))
 

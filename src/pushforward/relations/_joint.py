@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._tools.checks import check_sizes
 from ..affinities import Scores
-from ..sinkhorn import charge
+from ..sinkhorn import tilted
 from ._normaliser import TOL, Found, Normaliser
 from ._relation import Relation, draw
 
@@ -68,13 +68,13 @@ class Joint(Relation, ABC):
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         r"""Joint masses $\pi_{ij}$; rows belong to queries, columns to keys."""
-        side = charge(self.log_a, self._f)[..., :, None]
+        side = tilted(self.log_a, self._f)[..., :, None]
         return self._out((self.scores.matrix() + side + self._bias[..., None, :]).exp())
 
     def marginals(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         """Masses of the rows and of the columns, as they are."""
         seen = self.scores.over_keys(self._bias)
-        over_queries = charge(self.log_a, -seen if self.f is None else self.f)
+        over_queries = tilted(self.log_a, -seen if self.f is None else self.f)
         columns = self._bias + self.scores.over_queries(over_queries)
         rows = torch.where(self.log_a == -torch.inf, self.log_a, over_queries + seen)
         return self._out(rows.exp()), self._out(columns.exp())
@@ -86,7 +86,7 @@ class Joint(Relation, ABC):
     def entropy(self) -> Mass:
         r"""$-\sum\pi_{ij}\log\pi_{ij}$."""
         zero = lambda logs: logs.masked_fill(logs == -torch.inf, 0)
-        pair = zero(charge(self.log_a, self._f)) + self.scores.mean(self._bias)
+        pair = zero(tilted(self.log_a, self._f)) + self.scores.mean(self._bias)
         mean = self.scores.average(zero(self._bias)[..., None], self._bias)[..., 0]
         return self._out(-self._integral(pair + mean))
 
@@ -111,7 +111,7 @@ class Joint(Relation, ABC):
         """Masses of the rows: the weights themselves where $f$ normalises them."""
         if self.f is None:
             return self.log_a.exp().expand(self.shape[:-1])
-        return (charge(self.log_a, self.f) + self.scores.over_keys(self._bias)).exp()
+        return (tilted(self.log_a, self.f) + self.scores.over_keys(self._bias)).exp()
 
     def _integral(self, x: Tensor) -> Tensor:
         r"""$\int x\,d\pi$ for a function of the queries that is a mean over their rows."""

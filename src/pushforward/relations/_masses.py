@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..sinkhorn import Marginals, integral
+from ..sinkhorn import Problem, integral
 from ._joint import Joint, Mass
 from ._relation import Relation
 
@@ -62,7 +62,7 @@ class Masses(Joint):
         with torch.no_grad():
             if self.slack is None:
                 return torch.full_like(self._f[..., 0], torch.nan)
-            sides = Marginals(self.log_a, self.log_b, self.slack)
+            sides = Problem(self.log_a, self.log_b, self.slack)
             move = lambda p, q, logs: integral(torch.expm1(p - q).abs(), logs)
             return torch.maximum(
                 move(self._f, sides.rows(self.scores, self._g), self.log_a),

@@ -14,7 +14,7 @@ from .._tools.logs import safe_log, safe_softmax
 from .._tools.precision import widen
 from ..affinities import DenseScores
 from ..measures import Measure
-from ..sinkhorn import Marginals, centre, charge
+from ..sinkhorn import Problem, centre, tilted
 from ._joint import Joint, Mass
 from ._normaliser import TOL
 from ._relation import Relation, aligned_weights, draw
@@ -106,7 +106,7 @@ class Conditional(Relation):
         if narrow:  # potentials of such size would not leave float32 any digits for the masses
             scores, bias, log_a = scores.to(torch.float64), bias.double(), log_a.double()
         f = -scores.over_keys(bias)
-        reached = bias + scores.over_queries(charge(log_a, f))
+        reached = bias + scores.over_queries(tilted(log_a, f))
         g = (bias - reached).masked_fill(reached == -torch.inf, 0)
         return Coupling(scores, reached, g, log_a, f, dtype=dtype)
 
@@ -201,7 +201,7 @@ class Coupling(Joint):
         r"""$(f,g)$ in the gauge $\int f\,d\mu=\int g\,d\nu$, on every connected part."""
         alive = lambda p, logs: p.masked_fill((logs == -torch.inf) & p.isinf(), 0)
         f, g = alive(self._f, self.log_a), alive(self._g, self.log_b)
-        f, g = centre(f, g, Marginals(self.log_a, self.log_b, parts=self.parts))
+        f, g = centre(f, g, Problem(self.log_a, self.log_b, parts=self.parts))
         return self._out(f), self._out(g)
 
     def integrate(self, values):

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._tools.checks import check_broadcast, check_floating
 from ..affinities import Scores
 from ..measures import Measure
-from ..sinkhorn import charge
+from ..sinkhorn import tilted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,7 +69,7 @@ class Relation(ABC):
 
     @property
     def _bias(self) -> Tensor:
-        return self.log_b if self.g is None else charge(self.log_b, self.g)
+        return self.log_b if self.g is None else tilted(self.log_b, self.g)
 
     def __getitem__(self, index) -> Relation:
         """Some relations of a batch, such as one head."""

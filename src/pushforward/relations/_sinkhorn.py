@@ -12,14 +12,14 @@ import torch
 from .._tools.checks import check_number, holds
 from ..affinities import DenseScores, PointScores, Scores
 from ..sinkhorn import (
-    Marginals,
+    Problem,
     Settings,
     alternate,
-    charge,
     diagnose,
     differentiable,
     rebalanced,
     solve,
+    tilted,
 )
 from ._normaliser import TOL, Found, Normaliser
 
@@ -86,7 +86,7 @@ class Sinkhorn(Normaliser):
         return self.slack if isinstance(self.slack, tuple) else (self.slack, self.slack)
 
     def slack_of(self, scores: Scores) -> tuple[float, float]:
-        """The slack of both sides in units of score."""
+        """The slack of both problem in units of score."""
         a, b = (r / scores.unit for r in self._slacks)
         return a, b
 
@@ -102,10 +102,10 @@ class Sinkhorn(Normaliser):
 
     def find(self, scores, log_a, log_b, start=None):
         """The potential on the keys."""
-        sides = Marginals(log_a, log_b, self.slack_of(scores))
+        problem = Problem(log_a, log_b, self.slack_of(scores))
         if self.steps is not None:
             g = torch.zeros_like(log_b) if start is None else start
-            return Found(alternate(scores, sides, g, self.steps), self.steps)
+            return Found(alternate(scores, problem, g, self.steps), self.steps)
         with torch.no_grad():
             size = float(scores.size())
         if not size < math.inf:
@@ -117,24 +117,24 @@ class Sinkhorn(Normaliser):
             scores = scores.to(torch.float64)
             # Normalised in float32, masses are off by 1e-7 and no coupling of them exists.
             log_a, log_b = (t.double().log_softmax(-1) for t in (log_a, log_b))
-            sides = replace(sides, log_a=log_a, log_b=log_b)
-        scores, sides = _feasible(scores, sides)
-        if self.keeps == "both" and _mirrored(scores, sides):
-            sides = replace(sides, symmetric=True)
+            problem = replace(problem, log_a=log_a, log_b=log_b)
+        scores, problem = _feasible(scores, problem)
+        if self.keeps == "both" and _mirrored(scores, problem):
+            problem = replace(problem, symmetric=True)
         settings = Settings(self.goal, self.max_steps, self.anneal, self.accelerate)
-        end = solve(scores.detach(), sides.detach(), settings, start)
+        end = solve(scores.detach(), problem.detach(), settings, start)
         worst = float(end.residual.max()) if end.residual.numel() else 0.0
         if not worst <= self.goal:
             self._complain(worst, end.steps, scores)
-        g = differentiable(scores, sides, end.g)
-        return Found(g, end.steps, sides.parts, scores, sides.log_b)
+        g = differentiable(scores, problem, end.g)
+        return Found(g, end.steps, problem.parts, scores, problem.log_b)
 
     def density(self, scores, log_b, found):
         """With slack, $f$ is damped; without, rows are normalised."""
         if self.keeps == "both":
             return scores, None
-        tau = Marginals(log_b, log_b, self.slack_of(scores)).damping[0]
-        return scores, -tau * scores.over_keys(charge(log_b, found.g))
+        tau = Problem(log_b, log_b, self.slack_of(scores)).damping[0]
+        return scores, -tau * scores.over_keys(tilted(log_b, found.g))
 
     def _complain(self, residual: float, steps: int, scores: Scores) -> None:
         hint = "Raise `max_steps`, `tol` or the temperature (`eps`, or a smaller scale)"
@@ -152,16 +152,16 @@ def floor(size: float) -> float:
     return 1e-8 * max(2 * size, 100.0)
 
 
-def _feasible(scores: Scores, sides: Marginals) -> tuple[Scores, Marginals]:
+def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
     """Scores whose allowed pairs can all carry mass, and the parts they fall into."""
     if not isinstance(scores, DenseScores):
-        return scores, sides
+        return scores, problem
     forbidden = scores.values == -torch.inf
     if holds(~forbidden.any()):
-        return scores, sides
-    if not sides.balanced:
-        return scores, sides  # marginals may give way: every pattern is feasible
-    pattern = diagnose(~forbidden, sides.log_a, sides.log_b)
+        return scores, problem
+    if not problem.balanced:
+        return scores, problem  # marginals may give way: every pattern is feasible
+    pattern = diagnose(~forbidden, problem.log_a, problem.log_b)
     if pattern.deficit > 0:
         raise ValueError(
             f"No coupling of these marginals lives on the allowed pairs: at least "
@@ -180,13 +180,13 @@ def _feasible(scores: Scores, sides: Marginals) -> tuple[Scores, Marginals]:
             stacklevel=3,
         )
         scores = scores.forbidding(pattern.idle)
-    sides = replace(sides, parts=pattern.parts)
-    return scores, replace(sides, log_b=rebalanced(sides))
+    problem = replace(problem, parts=pattern.parts)
+    return scores, replace(problem, log_b=rebalanced(problem))
 
 
-def _mirrored(scores: Scores, sides: Marginals) -> bool:
-    """Whether both sides are one cloud of points with the same weights."""
+def _mirrored(scores: Scores, problem: Problem) -> bool:
+    """Whether both problem are one cloud of points with the same weights."""
     if not isinstance(scores, PointScores) or scores.times is not None:
         return False
-    pairs = zip((*scores.queries, sides.log_a), (*scores.keys, sides.log_b), strict=True)
+    pairs = zip((*scores.queries, problem.log_a), (*scores.keys, problem.log_b), strict=True)
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)

@@ -3,11 +3,11 @@
 from ._gradients import differentiable as differentiable
 from ._masks import diagnose as diagnose
 from ._problem import (
-    Marginals as Marginals,
+    Problem as Problem,
     centre as centre,
-    charge as charge,
     integral as integral,
     rebalanced as rebalanced,
+    tilted as tilted,
 )
 from ._small import DoublyStochastic as DoublyStochastic, doubly_stochastic as doubly_stochastic
 from ._solve import STORE as STORE, Settings as Settings, alternate as alternate, solve as solve

@@ -22,23 +22,25 @@ from torch import Tensor
 
 from .._tools.once import refuse_second_derivative
 from ..affinities import Kernel, Scores
-from ._problem import Marginals, charge
+from ._problem import Problem, tilted
 from ._solve import CYCLE, stored
 
 MAX_STEPS = 2000
 """Products after which conjugate gradients give up, with a warning."""
 
 
-def differentiable(scores: Scores, sides: Marginals, g: Tensor) -> Tensor:
+def differentiable(scores: Scores, problem: Problem, g: Tensor) -> Tensor:
     """The potential `g` of a fixed point, with its gradients in scores and weights."""
     g = g.detach()
-    some = (scores.tile(slice(0, 1)), sides.log_a, sides.log_b)
+    some = (scores.tile(slice(0, 1)), problem.log_a, problem.log_b)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in some)):
         return g
-    r = scores.over_keys(charge(sides.log_b, g))
-    f = -sides.damping[0] * r.detach()
-    c = scores.over_queries(charge(sides.log_a, f))
-    return _Implicit.apply(r, c, g, lambda up: _adjoint(scores.detach(), sides.detach(), f, g, up))
+    r = scores.over_keys(tilted(problem.log_b, g))
+    f = -problem.damping[0] * r.detach()
+    c = scores.over_queries(tilted(problem.log_a, f))
+    return _Implicit.apply(
+        r, c, g, lambda up: _adjoint(scores.detach(), problem.detach(), f, g, up)
+    )
 
 
 class _Implicit(torch.autograd.Function):
@@ -61,32 +63,32 @@ class _Implicit(torch.autograd.Function):
 
 
 def _adjoint(
-    scores: Scores, sides: Marginals, f: Tensor, g: Tensor, up: Tensor
+    scores: Scores, problem: Problem, f: Tensor, g: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `r` and `c` for the gradient `up` of the potential."""
-    over_keys, over_queries = charge(sides.log_b, g), charge(sides.log_a, f)
-    tau = sides.damping[0] * sides.damping[1]
-    kernel: Kernel = stored(scores, sides, f, g)
+    over_keys, over_queries = tilted(problem.log_b, g), tilted(problem.log_a, f)
+    tau = problem.damping[0] * problem.damping[1]
+    kernel: Kernel = stored(scores, problem, f, g)
     rows = lambda y: kernel.average(y[..., None], over_keys)[..., 0]
     columns = lambda x: kernel.T.average(x[..., None], over_queries)[..., 0]
     b = (over_keys + scores.over_queries(over_queries)).exp().nan_to_num(0)
     live = b > 0
     target = torch.where(live, up / torch.where(live, b, 1), 0)
-    total = _totals(sides)
+    total = _totals(problem)
     gauge = lambda y: y
-    if sides.balanced:  # remove the constants, one per part, that no relation can see
+    if problem.balanced:  # remove the constants, one per part, that no relation can see
         mass = total(b)
         gauge = lambda y: y - total(b * y) / torch.where(mass > 0, mass, 1)
     y = _conjugate_gradients(lambda y: y - tau * columns(rows(y)), target, b, gauge, total)
     a = (over_queries + scores.over_keys(over_keys)).exp().nan_to_num(0)
-    return tau * a * rows(y), -sides.damping[1] * b * y
+    return tau * a * rows(y), -problem.damping[1] * b * y
 
 
-def _totals(sides: Marginals) -> Callable[[Tensor], Tensor]:
+def _totals(problem: Problem) -> Callable[[Tensor], Tensor]:
     """Sums over the keys of every connected part, told to all of them: each is a system apart."""
-    if sides.parts is None:
+    if problem.parts is None:
         return lambda x: x.sum(-1, keepdim=True)
-    parts = sides.parts[1]
+    parts = problem.parts[1]
 
     def total(x: Tensor) -> Tensor:
         index = parts.expand(x.shape)

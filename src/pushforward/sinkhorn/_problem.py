@@ -13,16 +13,16 @@ from ..affinities import Kernel
 
 
 @dataclass(frozen=True, eq=False)
-class Marginals:
+class Problem:
     r"""What a plan is to match.
 
     Args:
         log_a: log-weights on the side of the queries, normalised.
         log_b: log-weights on the side of the keys, normalised.
-        slack: $\rho/\varepsilon$ of both sides, infinite where the marginal is prescribed.
+        slack: $\rho/\varepsilon$ of both problem, infinite where the marginal is prescribed.
         parts: for each atom, of queries and of keys, the connected part of the pattern of allowed
             pairs it belongs to; None if there is one part.
-        symmetric: whether both sides are one measure and the scores symmetric, so that $f=g$ can
+        symmetric: whether both problem are one measure and the scores symmetric, so that $f=g$ can
             be found by averaging the two: where atoms hardly see each other, alternating would
             take for ever to find out how a constant is shared between $f$ and $g$.
     """
@@ -46,17 +46,17 @@ class Marginals:
 
     def rows(self, kernel: Kernel, g: Tensor) -> Tensor:
         r"""$f=-\tau_a\log\int e^{A+g}d\nu$."""
-        return -self.damping[0] * kernel.over_keys(charge(self.log_b, g))
+        return -self.damping[0] * kernel.over_keys(tilted(self.log_b, g))
 
     def columns(self, kernel: Kernel, f: Tensor) -> Tensor:
         r"""$g=-\tau_b\log\int e^{A+f}d\mu$."""
-        return -self.damping[1] * kernel.over_queries(charge(self.log_a, f))
+        return -self.damping[1] * kernel.over_queries(tilted(self.log_a, f))
 
-    def detach(self) -> Marginals:
+    def detach(self) -> Problem:
         """Without gradients."""
         return replace(self, log_a=self.log_a.detach(), log_b=self.log_b.detach())
 
-    def at_level(self, level: float) -> Marginals:
+    def at_level(self, level: float) -> Problem:
         r"""For scores divided by `level`: slack is measured in units of $\varepsilon$."""
         a, b = self.slack
         return replace(self, slack=(a / level, b / level))
@@ -78,7 +78,7 @@ class Marginals:
         return value - integral(((1 - 1 / tau) * f).exp(), self.log_a)  # z = -f / tau
 
 
-def charge(logs: Tensor, potential: Tensor) -> Tensor:
+def tilted(logs: Tensor, potential: Tensor) -> Tensor:
     """Log-weights plus a potential, which may be infinite where there is no mass."""
     return torch.where(logs == -torch.inf, logs, logs + potential)
 
@@ -88,35 +88,35 @@ def integral(x: Tensor, logs: Tensor) -> Tensor:
     return (logs.exp() * x.masked_fill(logs == -torch.inf, 0)).sum(-1)
 
 
-def centre(f: Tensor, g: Tensor, sides: Marginals) -> tuple[Tensor, Tensor]:
+def centre(f: Tensor, g: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
     r"""Potentials in the gauge $\int f\,d\mu=\int g\,d\nu$ on every connected part.
 
     Only without slack is there a constant to choose.
     """
-    if not sides.balanced:
+    if not problem.balanced:
         return f, g
-    if sides.parts is None:
-        shift = (integral(f, sides.log_a) - integral(g, sides.log_b))[..., None] / 2
+    if problem.parts is None:
+        shift = (integral(f, problem.log_a) - integral(g, problem.log_b))[..., None] / 2
         return f - shift, g + shift
-    rows, columns = sides.parts
-    excess = by_part(f, sides.log_a, rows) - by_part(g, sides.log_b, columns)
-    mass = by_part(torch.ones_like(f), sides.log_a, rows)
+    rows, columns = problem.parts
+    excess = by_part(f, problem.log_a, rows) - by_part(g, problem.log_b, columns)
+    mass = by_part(torch.ones_like(f), problem.log_a, rows)
     shift = excess / (2 * torch.where(mass > 0, mass, 1))
     return f - shift.gather(-1, rows), g + shift.gather(-1, columns)
 
 
-def rebalanced(sides: Marginals) -> Tensor:
-    """Log-weights of the keys such that every part has one mass on both sides.
+def rebalanced(problem: Problem) -> Tensor:
+    """Log-weights of the keys such that every part has one mass on both problem.
 
     On a pattern of allowed pairs only such marginals have a coupling, and rounding breaks it.
     """
-    assert sides.parts is not None
-    rows, columns = sides.parts
+    assert problem.parts is not None
+    rows, columns = problem.parts
     one = lambda logs: torch.ones_like(logs)
-    here = by_part(one(sides.log_a), sides.log_a, rows)
-    there = by_part(one(sides.log_b), sides.log_b, columns)
+    here = by_part(one(problem.log_a), problem.log_a, rows)
+    there = by_part(one(problem.log_b), problem.log_b, columns)
     ratio = torch.where(there > 0, here / torch.where(there > 0, there, 1), 1)
-    return sides.log_b + ratio.gather(-1, columns.expand(sides.log_b.shape)).log()
+    return problem.log_b + ratio.gather(-1, columns.expand(problem.log_b.shape)).log()
 
 
 def by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:

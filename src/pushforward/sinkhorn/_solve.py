@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..affinities import Kernel, PointScores, Scores
-from ._problem import Marginals, integral
+from ._problem import Problem, integral
 from ._stored import StoredKernel
 
 CYCLE = 10
@@ -38,11 +38,11 @@ COARSE = 1024
 """Larger clouds start from the potentials of so many of their points."""
 
 
-def alternate(kernel: Kernel, sides: Marginals, g: Tensor, steps: int) -> Tensor:
+def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
     """The potential on the keys after `steps` plain steps."""
     for _ in range(steps):
-        f = sides.rows(kernel, g)
-        g = (g + f) / 2 if sides.symmetric else sides.columns(kernel, f)
+        f = problem.rows(kernel, g)
+        g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
     return g
 
 
@@ -81,18 +81,18 @@ class Settings:
 
 @torch.no_grad()
 def solve(
-    scores: Scores, sides: Marginals, settings: Settings, start: Tensor | None = None
+    scores: Scores, problem: Problem, settings: Settings, start: Tensor | None = None
 ) -> Solution:
     """Potentials to a tolerance, from `start` or from high temperature.
 
     Cycles run on a stored kernel where it fits; where its rounding might matter, convergence is
     claimed only for what a careful look confirms.
     """
-    g, steps = (start, 0) if start is not None else _start(scores, sides, settings)
+    g, steps = (start, 0) if start is not None else _start(scores, problem, settings)
     g = g.to(scores.dtype).expand(*scores.shape[:-2], scores.shape[-1])
-    if sides.balanced and not sides.symmetric:  # a large constant would cost the others digits
-        g = g - integral(g, sides.log_b)[..., None]
-    store, best = _Store(scores, sides, settings), None
+    if problem.balanced and not problem.symmetric:  # a large constant would cost the others digits
+        g = g - integral(g, problem.log_b)[..., None]
+    store, best = _Store(scores, problem, settings), None
     while True:
         at_once = start is not None and best is None
         # A good start is seen after one step, or after a few more.
@@ -102,10 +102,10 @@ def solve(
         if not at_once:
             kernel = store.near(g)
         goal = store.goal(kernel)
-        point, after, taken = _steps(kernel, sides, g, best, count, goal, store.reaches)
+        point, after, taken = _steps(kernel, problem, g, best, count, goal, store.reaches)
         if not (taken and store.reaches(point)):
             kernel, goal = scores, settings
-            point, after, taken = _steps(kernel, sides, g, best, 1, goal)
+            point, after, taken = _steps(kernel, problem, g, best, 1, goal)
         best, g, steps = point, after, steps + taken
         good, spent = bool((best.residual <= goal.tol).all()), steps >= settings.max_steps
         if not (good or spent):
@@ -119,7 +119,7 @@ def solve(
 
 
 def _steps(
-    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, count: int,
+    kernel: Kernel, problem: Problem, g: Tensor, best: _Point | None, count: int,
     settings: Settings, reaches: Callable[[_Point], bool] = lambda point: True,
 ) -> tuple[_Point, Tensor, int]:  # fmt: skip
     """Some steps from `g`: the last point kept, where to go on, and how many they were.
@@ -127,8 +127,8 @@ def _steps(
     None if the first is out of reach of the kernel.
     """
     if settings.accelerate:
-        return _cycle(kernel, sides, g, best, count, settings.tol, reaches)
-    point = _visit(kernel, sides, alternate(kernel, sides, g, count - 1))
+        return _cycle(kernel, problem, g, best, count, settings.tol, reaches)
+    point = _visit(kernel, problem, alternate(kernel, problem, g, count - 1))
     return point, point.image, count
 
 
@@ -147,29 +147,29 @@ class _Point(NamedTuple):
     """The dual value."""
 
 
-def _visit(kernel: Kernel, sides: Marginals, g: Tensor) -> _Point:
+def _visit(kernel: Kernel, problem: Problem, g: Tensor) -> _Point:
     """One plain step from `g`.
 
-    If both sides are one, the plan of $(f,g)$ has at most twice the error of that of $(g,g)$.
+    If both problem are one, the plan of $(f,g)$ has at most twice the error of that of $(g,g)$.
     """
-    dead = sides.log_b == -torch.inf
+    dead = problem.log_b == -torch.inf
     g = g.masked_fill(dead, 0)
-    f = sides.rows(kernel, g)
-    if sides.symmetric:
+    f = problem.rows(kernel, g)
+    if problem.symmetric:
         image = (g + f).masked_fill(dead, 0) / 2
         residue, error = image - g, 2 * torch.expm1(g - f)
-        value = integral(2 * g - torch.expm1(g - f), sides.log_b)
+        value = integral(2 * g - torch.expm1(g - f), problem.log_b)
     else:
-        image = sides.columns(kernel, f).masked_fill(dead, 0)
+        image = problem.columns(kernel, f).masked_fill(dead, 0)
         residue = image - g
-        error, value = torch.expm1(-residue), sides.dual(f, g)
-        if sides.balanced:
-            residue = residue - integral(residue, sides.log_b)[..., None]
-    return _Point(f, g, image, residue, integral(error.abs(), sides.log_b), value)
+        error, value = torch.expm1(-residue), problem.dual(f, g)
+        if problem.balanced:
+            residue = residue - integral(residue, problem.log_b)[..., None]
+    return _Point(f, g, image, residue, integral(error.abs(), problem.log_b), value)
 
 
 def _cycle(
-    kernel: Kernel, sides: Marginals, g: Tensor, best: _Point | None, steps: int, tol: float,
+    kernel: Kernel, problem: Problem, g: Tensor, best: _Point | None, steps: int, tol: float,
     reaches: Callable[[_Point], bool],
 ) -> tuple[_Point, Tensor, int]:  # fmt: skip
     r"""Restarted Anderson mixing from `g`: the last point kept, where to go on, the steps taken.
@@ -181,21 +181,21 @@ def _cycle(
     and no step waits for a device; on a CPU the cycle ends as soon as the error is met, or before
     a step that the kernel does not reach.
     """
-    weights = sides.log_b.exp()
+    weights = problem.log_b.exp()
     noise = 4 * torch.finfo(g.dtype).eps
     rough = 4 * torch.finfo(kernel.matrix.dtype).eps if isinstance(kernel, StoredKernel) else 0.0
     moves: list[Tensor] = []
     turns: list[Tensor] = []
     taken, looks, met = 0, g.device.type == "cpu", False
     while taken < steps and not met:
-        new = _visit(kernel, sides, g)
+        new = _visit(kernel, problem, g)
         if looks and not reaches(new):
             return best if taken and best is not None else new, g, taken
         taken += 1
         if best is None:
             best, g = new, new.image
         else:
-            size = integral(new.f.abs(), sides.log_a) + integral(new.g.abs(), sides.log_b)
+            size = integral(new.f.abs(), problem.log_a) + integral(new.g.abs(), problem.log_b)
             worse = ~(new.value >= best.value - noise * size - rough)
             line = worse[..., None]
             moves = [m.masked_fill(line, 0) for m in [*moves, new.image - best.image]]
@@ -229,13 +229,13 @@ def _mix(moves: list[Tensor], turns: list[Tensor], residue: Tensor, weights: Ten
     return (share * move).sum(-2)
 
 
-def stored(scores: Scores, sides: Marginals, f: Tensor, g: Tensor) -> Kernel:
+def stored(scores: Scores, problem: Problem, f: Tensor, g: Tensor) -> Kernel:
     """The kernel at given potentials, in memory if it fits."""
     if not _fits(scores, scores.dtype):
         return scores
     alive = lambda p, logs: p.masked_fill(logs == -torch.inf, -torch.inf)
     kernel = StoredKernel.absorb(
-        scores, alive(f, sides.log_a), alive(g, sides.log_b), scores.dtype
+        scores, alive(f, problem.log_a), alive(g, problem.log_b), scores.dtype
     )
     # The density of a tiny part of the mass may overflow.
     return kernel if bool(kernel.matrix.isfinite().all()) else scores
@@ -249,8 +249,8 @@ def _fits(scores: Scores, dtype: torch.dtype) -> bool:
 class _Store:
     """The kernel in memory, where it fits, stored anew when potentials leave its reach."""
 
-    def __init__(self, scores: Scores, sides: Marginals, settings: Settings):
-        self.scores, self.sides = scores, sides
+    def __init__(self, scores: Scores, problem: Problem, settings: Settings):
+        self.scores, self.problem = scores, problem
         # Entries rounded to float32 leave a marginal error of 1.2e-7.
         coarse = settings.tol >= 1e-6 and scores.shape.numel() > 1 << 22
         self.dtype: torch.dtype | None = torch.float32 if coarse else scores.dtype
@@ -272,15 +272,15 @@ class _Store:
         scores themselves are asked.
         """
         if kernel.matrix.dtype == self.scores.dtype:
-            return _visit(self.scores, self.sides, g)
+            return _visit(self.scores, self.problem, g)
         kernel = kernel.with_care()
-        point = _visit(kernel, self.sides, g)
+        point = _visit(kernel, self.problem, g)
         return point._replace(residual=point.residual + kernel.rounding)
 
     def near(self, g: Tensor) -> Kernel:
         """The stored kernel, or the scores themselves."""
         if self.kernel is None and self.dtype is not None and _fits(self.scores, self.dtype):
-            self.kernel = StoredKernel.normal(self.scores, self.sides.log_b, g, self.dtype)
+            self.kernel = StoredKernel.normal(self.scores, self.problem.log_b, g, self.dtype)
         return self.scores if self.kernel is None else self.kernel
 
     def reaches(self, point: _Point) -> bool:
@@ -288,9 +288,9 @@ class _Store:
         if self.kernel is None:
             return True
         far = torch.stack([
-            _farthest(point.f, self.kernel.f, self.sides.log_a),
-            _farthest(point.g, self.kernel.g, self.sides.log_b),
-            _farthest(point.image, self.kernel.g, self.sides.log_b),
+            _farthest(point.f, self.kernel.f, self.problem.log_a),
+            _farthest(point.g, self.kernel.g, self.problem.log_b),
+            _farthest(point.image, self.kernel.g, self.problem.log_b),
         ]).amax()  # fmt: skip
         if bool(far <= REACH[self.kernel.matrix.dtype]):  # not so for NaN either
             return True
@@ -303,36 +303,36 @@ class _Store:
         self.dtype, self.kernel = None if self.dtype == finer else finer, None
 
 
-def _start(scores: Scores, sides: Marginals, settings: Settings) -> tuple[Tensor, int]:
+def _start(scores: Scores, problem: Problem, settings: Settings) -> tuple[Tensor, int]:
     r"""Potentials near those sought, and the full-size steps they took.
 
     Large clouds take those of a sample, extended by a half-step. Small ones are cooled:
     $\varepsilon$ falls by factors of four from the range of the scores, two steps each, and each
     level starts from the potentials of the one before.
     """
-    zero = torch.zeros_like(sides.log_b)
+    zero = torch.zeros_like(problem.log_b)
     if not settings.anneal:
         return zero, 0
     level = 2 * float(scores.size())
     if not 512 < level < math.inf:
         return zero, 0
     if isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * COARSE:
-        return _from_sample(scores, sides, settings), 0
+        return _from_sample(scores, problem, settings), 0
     if 2 * math.ceil(math.log(level, 4)) > settings.max_steps / 2:
         return zero, 0
     g, steps = zero, 0
     while level > 1:
-        g = alternate(scores.scaled(1 / level), sides.at_level(level), g, 2)
+        g = alternate(scores.scaled(1 / level), problem.at_level(level), g, 2)
         lower = max(level / 4, 1.0)
         g, level, steps = g * (level / lower), lower, steps + 2
     return g, steps
 
 
-def _from_sample(scores: PointScores, sides: Marginals, settings: Settings) -> Tensor:
+def _from_sample(scores: PointScores, problem: Problem, settings: Settings) -> Tensor:
     """The potential of a sample of both clouds, at all keys."""
-    some, others = (_systematic(logs, COARSE) for logs in (sides.log_a, sides.log_b))
-    even = torch.full_like(some, -math.log(COARSE), dtype=sides.log_b.dtype)
-    small = Marginals(even, even, sides.slack)
+    some, others = (_systematic(logs, COARSE) for logs in (problem.log_a, problem.log_b))
+    even = torch.full_like(some, -math.log(COARSE), dtype=problem.log_b.dtype)
+    small = Problem(even, even, problem.slack)
     rough = Settings(max(settings.tol, 1e-2), 10 * CYCLE, accelerate=settings.accelerate)
     pairs = scores.pick(some, others)
     f = small.rows(pairs, solve(pairs, small, rough).g)

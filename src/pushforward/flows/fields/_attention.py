@@ -95,7 +95,7 @@ class SelfAttention(AttentionMap):
         r"""$V_hy$."""
         return y[..., None, :, :] @ self.V.mT
 
-    def gather(self, out):
+    def combine_heads(self, out):
         """Their sum."""
         return out[..., 0, :, :] if self.heads == 1 else out.sum(-3)
 
