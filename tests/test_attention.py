@@ -165,7 +165,7 @@ def test_half_precision_scores_are_single():
     k = (3 * torch.randn(200, 4)).bfloat16()
     eps = affinity.eps
     origin = affinity.origin(k, torch.zeros(200, dtype=torch.float32))
-    points, shift = affinity.place(k, origin)
+    points, shift = affinity.features(k, origin)
     own = affinity.factor(4) * points.square().sum(-1) + 2 * shift
     assert own.dtype == torch.float32 and own.abs().max() < 1e-4 / eps
 
