@@ -58,7 +58,7 @@ def make(way, method, n, device):
 
         field = pf.fields.SelfAttention(Q, K, V)
         solver = {"Euler": pf.Euler, "RK4": pf.RK4}[method](steps=100)
-        return lambda: pf.flow(field, pf.Measure(x), 1.0, solver=solver)[-1].atoms
+        return lambda: pf.flow(field, pf.Measure(x), t1=1.0, solver=solver)[-1].atoms
     v, h = velocity(way, Q, K, V), 0.01
     if way == "torchdiffeq with SDPA":
         from torchdiffeq import odeint
@@ -89,7 +89,7 @@ def truth(n, device):
     if not file.exists():
         x, Q, K, V = (t.double() for t in problem(n, device))
         field = pf.fields.SelfAttention(Q, K, V)
-        end = pf.flow(field, pf.Measure(x), 1.0, solver=pf.RK4(steps=100))[-1].atoms
+        end = pf.flow(field, pf.Measure(x), t1=1.0, solver=pf.RK4(steps=100))[-1].atoms
         np.save(file, end.cpu().numpy())
     return torch.from_numpy(np.load(file)).to(device)
 
@@ -150,7 +150,8 @@ def sinkhorn_steps():
                     move = Characteristics(field, pf.Measure(x), memory=Memory(history))
                     grid = solver.grid(0.0, 1.0, 1)
                     with torch.no_grad():
-                        solver.march(move, move.start(), grid, 0, 100)
+                        for _ in solver.solve(move, move.start(), grid, 0, 100):
+                            pass
                     counts.append(move.memory.steps)
                 cold, warm, predicted = counts
                 evaluations = 100 * len(solver.nodes)

@@ -33,11 +33,11 @@ MAPS = {
     "post-norm": lambda: pf.Transformer(2, depth=1, width=4, hidden=4, norm=pf.PostNorm(eps=0.5)),
     "linear field": lambda: pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)),
     "sum": lambda: pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)),
-    "flow": lambda: pf.Flow(pf.Attention(2), 0.5, solver=pf.RK4(4)),
+    "flow": lambda: pf.Flow(pf.Attention(2), t1=0.5, solver=pf.RK4(4)),
     "flow of a sum": lambda: pf.Flow(
-        pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)), 0.3, solver=pf.Euler(3)
+        pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)), t1=0.3, solver=pf.Euler(3)
     ),
-    "adaptive flow": lambda: pf.Flow(pf.Attention(2), 0.3, solver=pf.Dopri5(1e-8)),
+    "adaptive flow": lambda: pf.Flow(pf.Attention(2), t1=0.3, solver=pf.Dopri5(1e-8)),
 }
 
 
@@ -140,7 +140,7 @@ def test_fields_that_depend_on_time():
     grow = lambda a: pf.fields.Linear(a * torch.eye(1), torch.zeros(1, 1))
     field = pf.fields.Layers([grow(0.0), grow(4.0)], t1=1.0)
     with pytest.raises(NotImplementedError, match="depends on time"):
-        pf.Flow(field, 1.0, solver=pf.RK4(4)).lipschitz(1.0)
+        pf.Flow(field, t1=1.0, solver=pf.RK4(4)).lipschitz(1.0)
 
 
 def test_nothing_times_infinity_is_nothing():

@@ -22,7 +22,7 @@ from ..affinities import Dot
 from ..maps import Euclidean, InContextMap
 from ..measures import Measure
 from ..relations import Bilinear, Sinkhorn, Softmax
-from ._run import flow
+from ._flow import flow
 from ._solvers import Solver
 from .fields import Linear, SelfAttention, Sum
 
@@ -61,9 +61,9 @@ def gaussian(
     field: InContextMap,
     mean: Float[Tensor, " d"],
     cov: Float[Tensor, "d d"],
-    t1: float,
     *,
     t0: float = 0.0,
+    t1: float,
     solver: Solver | None = None,
     save: int | Sequence[float] | None = None,
 ) -> GaussianPath:
@@ -86,8 +86,8 @@ def gaussian(
         field: the field.
         mean: $\alpha$ at the beginning.
         cov: $\Sigma$ at the beginning.
-        t1: the end.
         t0: the beginning.
+        t1: the end.
         solver: `RK4(steps=100)` by default.
         save: as in `flow`.
 
@@ -105,7 +105,7 @@ def gaussian(
     affine(field.at_time(float(t0)), mean, cov)  # says it if it is none
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
-    path = flow(limit, Measure(simplex), t1, t0=t0, solver=solver, save=save)
+    path = flow(limit, Measure(simplex), t0=t0, t1=t1, solver=solver, save=save)
     points = path.map(lambda mu: mu.atoms)
     matrices, offsets = _affine_of(points)
     means = (matrices @ mean) + offsets

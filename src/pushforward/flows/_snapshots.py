@@ -131,20 +131,17 @@ class Snapshots(Sequence[Measure]):
         with atomic_file(self._file(index)) as draft:
             draft.write_bytes(save(whole, {"format": FORMAT, **about}))
 
-    def resume(self, device: torch.device) -> tuple[int, State, Memory] | None:
-        """The last state that was saved, if any."""
-        last = len(self) - 1
-        if last < 0:
-            return None
-        tensors, about = self.tensors(last, device), self._about(last)
-        memory = Memory(steps=int(about["steps"]))
+    def resume(self, index: int, device: torch.device, memory: Memory) -> State:
+        """The state at a saved time; potentials go into the memory."""
+        tensors, about = self.tensors(index, device), self._about(index)
+        memory.steps = int(about["steps"])
         for place, moments in json.loads(about["memory"]).items():
             memory.past[place] = [
                 (t, tensors[f"memory/{place}/{k}"]) for k, t in enumerate(moments)
             ]
         names = [n for n in tensors if n.startswith("queries")]
         others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
-        return last, (tensors["atoms"], *others), memory
+        return (tensors["atoms"], *others)
 
     def _about(self, index: int) -> dict[str, str]:
         """The metadata of a file."""

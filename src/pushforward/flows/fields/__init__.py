@@ -11,6 +11,7 @@ from ._field import (
     Sum as Sum,
     adopt as adopt,
     of_transformer as of_transformer,
+    summands as summands,
 )
 from ._hold import copied as copied
 from ._interactions import (

@@ -37,6 +37,11 @@ def adopt(self: InContextMap, fields: Sequence[InContextMap]) -> None:
     self.manifold = manifolds.pop()
 
 
+def summands(field: InContextMap) -> list[InContextMap]:
+    """The parts of a sum; none if the field is no sum."""
+    return list(field) if isinstance(field, Sum) else []
+
+
 class Sum(Conditioned):
     r"""The field $\sum_kV_k[\mu](x)$, such as attention plus MLP.
 
