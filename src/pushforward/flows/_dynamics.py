@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..maps import Answer, AttentionMap, InContextMap
+from ..maps import AttentionMap, InContextMap
 from ..measures import Measure
 from ..relations import Memory, Predicted, Sinkhorn
 from ._solvers import Dynamics, State
-from .fields import Sum, copied
+from .fields import Sum, at_time, copied, manifold_of
 
 
 class Characteristics(Dynamics):
@@ -42,8 +42,6 @@ class Characteristics(Dynamics):
         self.field, self.mu, self.t, self.place = field, mu, t, place
         self.queries = _spread(queries, mu) if field.two_sided and queries is not None else None
         self.memory = Memory() if memory is None else memory
-        self.answers: list[Answer] | None = None
-        """What every evaluation of the field said, if somebody wants to know."""
         self._follows = any(map(_to_a_tolerance, field.modules()))
         self._copies: dict[str, InContextMap] = {}
         self._parts: list[Characteristics] | None = None
@@ -63,8 +61,6 @@ class Characteristics(Dynamics):
             queries = self.queries.moved(others.pop(0))
             asked = self._field(t, f"{stage}.asked").condition(mu, queries)
             slopes.append(asked(queries.atoms, queries.times))
-        if self.answers is not None:
-            self.answers.append(asked)
         slopes += [asked(x, self.t) for x in others]
         for slope, points in zip(slopes, state, strict=True):
             if slope.shape[-2:] != points.shape[-2:]:
@@ -76,7 +72,7 @@ class Characteristics(Dynamics):
 
     def retract(self, state):
         """Every cloud on the manifold of the field."""
-        return tuple(self.field.manifold.retract(x) for x in state)
+        return tuple(manifold_of(self.field).retract(x) for x in state)
 
     def parts(self) -> Sequence[Characteristics]:
         """Of the parts of a sum."""
@@ -90,21 +86,19 @@ class Characteristics(Dynamics):
                 part, self.mu, self.t, self.queries, self.memory, f"part{k}."
             )
             self._parts = [make(k, part) for k, part in enumerate(self.field)]
-        for part in self._parts:
-            part.answers = self.answers
         return self._parts
 
     def _field(self, t: float, place: str) -> InContextMap:
         """The field at a time; where there are potentials, a copy that predicts them."""
         if not self._follows:
-            return self.field.at_time(t)
+            return at_time(self.field, t)
         if place not in self._copies:
             self._copies[place] = _predicting(self.field, self.memory, f"{self.place}{place}.")
         field = self._copies[place]
         for module in field.modules():
             if isinstance(module, AttentionMap) and isinstance(module.normaliser, Predicted):
                 module.normaliser.time = t
-        return field.at_time(t)
+        return at_time(field, t)
 
 
 def _spread(queries: Measure, mu: Measure) -> Measure:

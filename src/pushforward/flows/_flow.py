@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_number, holds
-from ..maps import Answer, Conditioned, InContextMap, Lipschitz, Residual, Transformer
+from .._tools.checks import check_kind, check_number
+from ..maps import (
+    Answer,
+    Container,
+    InContextMap,
+    Lipschitz,
+    Residual,
+    Starts,
+    Transformer,
+    lipschitz_bound,
+)
 from ..measures import Measure
 from ._dynamics import Characteristics
 from ._gradients import Adjoint, Backprop, Gradients
-from ._solvers import RK4, Dynamics, Euler, FixedStep, LieSplit, Solver, State
+from ._solvers import RK4, Euler, FixedStep, LieSplit, Solver, State
 from ._watch import Watched
-from .fields import adopt
+from .fields import adopt, at_time, manifold_of
 
 STEPS = 100
 """Of the solver that is taken if none is given."""
@@ -25,7 +35,7 @@ GROWTHS = 100
 """Tries to find a ball that a short flow does not leave; beyond, no bound is known."""
 
 
-class Flow(Conditioned):
+class Flow(Container):
     r"""The flow of a field as an in-context map, $\partial_tG_t(\mu,x)=V_t[\mu_t](G_t(\mu,x))$.
 
     Here $\mu_t=G_t(\mu,\cdot)_\sharp\mu$: queries move with the context, which does not see them.
@@ -62,100 +72,73 @@ class Flow(Conditioned):
         self.field, self.t0, self.t1 = field, float(t0), float(t1)
         self.solver, self.gradients = solver, gradients
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Fixed steps are taken once, and replayed for queries to come; others are taken anew."""
-        kept = isinstance(self.solver, FixedStep) and (
-            self.gradients == Backprop() or not torch.is_grad_enabled()
-        )
-        if not kept:
-            return lambda x, t: self.answer(mu, x, t, queries)
-        dynamics = Characteristics(self.field, mu, queries=queries)
-        dynamics.answers = []
-        self._end(dynamics, dynamics.start())
-        answers = dynamics.answers
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.field,)
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> Flow:
+        (field,) = parts
+        return Flow(field, self.t1, t0=self.t0, solver=self.solver, gradients=self.gradients)
+
+    def at_time(self, t: float) -> Flow:
+        """The flow itself: time of its own passes inside."""
+        return self
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        """Queries move with the context; its own atoms move alone."""
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            replay, grid = _Replay(self.field, answers, t), self.solver.grid(self.t0, self.t1, 1)
-            start, last = _spread(mu, x), len(grid.times) - 1
-            self.field.manifold.check("x", start)
-            (end,) = self.solver.march(replay, (start,), grid, 0, last)
-            if not holds(end.isfinite().all()):
-                return self.answer(mu, x, t, queries)  # which says what went wrong
-            return end
+            if queries is None and x is mu.atoms:
+                dynamics = Characteristics(self.field, mu)
+                return self._end(dynamics, dynamics.start())[0]
+            dynamics = Characteristics(self.field, mu, t, queries)
+            return self._end(dynamics, dynamics.start(_spread(mu, x)))[-1]
 
         return answer
-
-    def answer(
-        self, mu: Measure, x: Tensor, t: Tensor | None, queries: Measure | None = None
-    ) -> Tensor:
-        """Queries and context move together."""
-        dynamics = Characteristics(self.field, mu, t, queries)
-        return self._end(dynamics, dynamics.start(_spread(mu, x)))[-1]
-
-    def advance(self, mu: Measure) -> Measure:
-        """The context alone."""
-        dynamics = Characteristics(self.field, mu)
-        return mu.moved(self._end(dynamics, dynamics.start())[0])
 
     def _end(self, dynamics: Characteristics, state: State) -> State:
         grid = self.solver.grid(self.t0, self.t1, 1)
         for cloud in state:
-            self.field.manifold.check("points", cloud)
+            manifold_of(self.field).check("points", cloud)
         watched = Watched(self.solver, self.gradients, dynamics, grid)
         return watched.march(state, 0, len(grid.times) - 1)
-
-    def bound(self, radius: float) -> Lipschitz:
-        r"""By Dobrushin's estimate, piece by piece in time as the cloud grows.
-
-        With constants $L,K$ of the field on the ball reached within a piece of length $h$, points
-        move apart by $e^{Lh}$ at most, measures by $e^{(L+K)h}$. Euler, Midpoint and RK4 stay
-        below that too; an adaptive solver up to its error.
-        """
-        if self.field.at_time(self.t0) is not self.field and not isinstance(
-            self.solver, Euler | LieSplit
-        ):
-            raise NotImplementedError(
-                "No Lipschitz bound of a field that depends on time is known here, but with "
-                "`Euler` and `LieSplit`, which look at the beginning of a step only."
-            )
-        times = self.solver.grid(self.t0, self.t1, 1).times
-        if not isinstance(self.solver, FixedStep):
-            times = tuple(self.t0 + (self.t1 - self.t0) * k / STEPS for k in range(STEPS + 1))
-        whole = Lipschitz(1.0, 0.0, radius, radius)
-        for start, end in pairwise(times):
-            piece = _piece(self.field, start, abs(end - start), whole.reach)
-            whole = whole.then(piece)
-        return whole
 
     def extra_repr(self) -> str:
         """The choices that are no parameters."""
         return f"t0={self.t0:g}, t1={self.t1:g}, {self.solver}, {self.gradients}"
 
 
-class _Replay(Dynamics):
-    """Queries in a context whose every move is known."""
+@lipschitz_bound.register(Flow)
+def _(flow: Flow, radius: float) -> Lipschitz:
+    r"""By Dobrushin's estimate, piece by piece in time as the cloud grows.
 
-    def __init__(self, field: InContextMap, answers: list[Answer], t: Tensor | None):
-        self.field, self.left, self.t = field, iter(answers), t
-
-    def __call__(self, t: float, state: State, stage: int) -> State:
-        answer = next(self.left)
-        return tuple(answer(x, self.t) for x in state)
-
-    def retract(self, state):
-        """On the manifold of the field."""
-        return tuple(self.field.manifold.retract(x) for x in state)
-
-    def parts(self):
-        """Answers are those of the parts, in their order."""
-        return [self] * len(list(self.field))
+    With constants $L,K$ of the field on the ball reached within a piece of length $h$, points
+    move apart by $e^{Lh}$ at most, measures by $e^{(L+K)h}$. Euler, Midpoint and RK4 stay
+    below that too; an adaptive solver up to its error.
+    """
+    if at_time(flow.field, flow.t0) is not flow.field and not isinstance(
+        flow.solver, Euler | LieSplit
+    ):
+        raise NotImplementedError(
+            "No Lipschitz bound of a field that depends on time is known here, but with "
+            "`Euler` and `LieSplit`, which look at the beginning of a step only."
+        )
+    times = flow.solver.grid(flow.t0, flow.t1, 1).times
+    if not isinstance(flow.solver, FixedStep):
+        times = tuple(flow.t0 + (flow.t1 - flow.t0) * k / STEPS for k in range(STEPS + 1))
+    whole = Lipschitz(1.0, 0.0, radius, radius)
+    for start, end in pairwise(times):
+        piece = _piece(flow.field, start, abs(end - start), whole.reach)
+        whole = whole.then(piece)
+    return whole
 
 
 def _piece(field: InContextMap, t: float, h: float, radius: float) -> Lipschitz:
     """The bound of a short flow, in a ball that it cannot leave."""
-    field, reach = field.at_time(t), radius
+    field, reach = at_time(field, t), radius
     for _ in range(GROWTHS):
-        found = field.bound(reach)
+        found = lipschitz_bound(field, reach)
         if radius + h * found.reach <= reach:
             break
         reach = 1.1 * (radius + h * found.reach) - 0.1 * radius

@@ -24,7 +24,7 @@ from ..measures import Measure
 from ..relations import Bilinear, Sinkhorn, Softmax
 from ._run import flow
 from ._solvers import Solver
-from .fields import Linear, SelfAttention, Sum
+from .fields import Linear, SelfAttention, Sum, at_time
 
 Affine = tuple[Tensor, Tensor]
 r"""$B$ and $b$ of $x\mapsto Bx+b$."""
@@ -102,7 +102,7 @@ def gaussian(
     d = mean.shape[-1]
     check_shape("cov", cov, (d, d), "One row and column per coordinate of `mean`.")
     check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
-    affine(field.at_time(float(t0)), mean, cov)  # says it if it is none
+    affine(at_time(field, float(t0)), mean, cov)  # says it if it is none
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
     path = flow(limit, Measure(simplex), t1, t0=t0, solver=solver, save=save)
@@ -127,7 +127,7 @@ class _MeanField(InContextMap):
 
     def at_time(self, t: float) -> InContextMap:
         """The field at that time."""
-        now = self.inner[0].at_time(t)
+        now = at_time(self.inner[0], t)
         return self if now is self.inner[0] else _MeanField(now, self.mean, self.cov)
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:

@@ -21,6 +21,7 @@ from ._path import Path
 from ._snapshots import Snapshots, describe
 from ._solvers import Dopri5, Solver, State
 from ._watch import Apart, Watched
+from .fields import manifold_of
 
 
 def flow(
@@ -120,7 +121,7 @@ def _begin(
         *(x.expand(*torch.broadcast_shapes(batch, x.shape[:-2]), *x.shape[-2:]) for x in points)
     )
     for cloud in state:
-        field.manifold.check("mu" if cloud is mu.atoms else "queries", cloud)
+        manifold_of(field).check("mu" if cloud is mu.atoms else "queries", cloud)
     return dynamics, state
 
 

@@ -10,6 +10,8 @@ from ._field import (
     Projected as Projected,
     Sum as Sum,
     adopt as adopt,
+    at_time as at_time,
+    manifold_of as manifold_of,
     of_transformer as of_transformer,
 )
 from ._hold import copied as copied

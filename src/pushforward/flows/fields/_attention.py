@@ -11,9 +11,18 @@ from torch import Tensor
 from ... import ops
 from ..._tools.checks import check_floating, check_kind
 from ...affinities import Affinity, Dot
-from ...maps import AttentionMap, Causal, Euclidean, Manifold
+from ...maps import (
+    AttentionMap,
+    Causal,
+    Euclidean,
+    Lipschitz,
+    Manifold,
+    attention_bound,
+    lipschitz_bound,
+)
 from ...measures import Measure
 from ...relations import Coupling, Exponential, Normaliser, Sinkhorn, Softmax
+from ._field import turned
 from ._hold import hold
 
 
@@ -95,9 +104,9 @@ class SelfAttention(AttentionMap):
         r"""$V_hy$."""
         return y[..., None, :, :] @ self.V.mT
 
-    def combine_heads(self, out):
-        """Their sum."""
-        return out[..., 0, :, :] if self.heads == 1 else out.sum(-3)
+    def combine_heads(self, out, x):
+        total = out[..., 0, :, :] if self.heads == 1 else out.sum(-3)
+        return self.manifold.tangent(x, total)
 
     def energy(self, mu: Measure) -> Float[Tensor, "*b"]:
         r"""The interaction energy of which the flow is a gradient flow, if $V=c\,Q^\top K=V^\top$.
@@ -152,3 +161,8 @@ class SelfAttention(AttentionMap):
                 "symmetric."
             )
         return c
+
+
+@lipschitz_bound.register(SelfAttention)
+def _(field: SelfAttention, radius: float) -> Lipschitz:
+    return turned(attention_bound(field, radius), field.manifold)

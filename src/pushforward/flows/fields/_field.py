@@ -10,7 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from ..._tools.checks import check_kind, check_number
-from ...maps import Answer, Compose, Conditioned, InContextMap, Lipschitz, Manifold, Residual
+from ...maps import (
+    Answer,
+    Compose,
+    Container,
+    Euclidean,
+    InContextMap,
+    Lipschitz,
+    Manifold,
+    Residual,
+    Starts,
+    lipschitz_bound,
+    relations_inside,
+    within,
+)
 from ...measures import Measure
 from ...relations import Relation
 from ._hold import copied
@@ -29,15 +42,13 @@ def adopt(self: InContextMap, fields: Sequence[InContextMap]) -> None:
         if len(sizes) > 1:
             raise ValueError(f"Fields must share their space, got dimensions {sorted(sizes)}.")
         setattr(self, name, sizes.pop() if sizes else None)
-    for trait in ("causal", "two_sided", "paired"):
-        setattr(self, trait, any(getattr(f, trait) for f in fields))
-    manifolds = {f.manifold for f in fields}
+    manifolds = {manifold_of(f) for f in fields}
     if len(manifolds) > 1:
         raise ValueError(f"Fields must share their manifold, got {sorted(map(str, manifolds))}.")
-    self.manifold = manifolds.pop()
+    setattr(self, "manifold", manifolds.pop())  # noqa: B010
 
 
-class Sum(Conditioned):
+class Sum(Container):
     r"""The field $\sum_kV_k[\mu](x)$, such as attention plus MLP.
 
     `Euler` adds the parts and then moves; `LieSplit` moves by each in turn, as the layers of a
@@ -55,21 +66,24 @@ class Sum(Conditioned):
     def __init__(self, *fields: InContextMap):
         super().__init__()
         adopt(self, fields)
-        self.parts = nn.ModuleList(fields)
+        self.fields = nn.ModuleList(fields)
 
     def __iter__(self) -> Iterator[InContextMap]:
         """The parts."""
-        return cast(Iterator[InContextMap], iter(self.parts))
+        return cast(Iterator[InContextMap], iter(self.fields))
 
-    def at_time(self, t: float) -> InContextMap:
-        """Every part at that time."""
-        now = [part.at_time(t) for part in self]
-        same = all(a is b for a, b in zip(now, self, strict=True))
-        return self if same else Sum(*now)
+    def parts(self) -> Sequence[InContextMap]:
+        return tuple(self)
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Every part does the context's work."""
-        answers = [part.condition(mu, queries) for part in self]
+    def with_parts(self, parts: Sequence[InContextMap]) -> Sum:
+        return Sum(*parts)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        answers = [
+            part.condition(mu, queries, within(starts, f"{k}")) for k, part in enumerate(self)
+        ]
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
             first, *others = answers
@@ -80,17 +94,8 @@ class Sum(Conditioned):
 
         return answer
 
-    def bound(self, radius: float) -> Lipschitz:
-        """The sum."""
-        first, *others = (part.bound(radius) for part in self)
-        return sum(others, first)
 
-    def relations(self, mu: Measure) -> list[Relation]:
-        """Those of all parts."""
-        return [relation for part in self for relation in part.relations(mu)]
-
-
-class Projected(Conditioned):
+class Projected(Container):
     """The tangent part of a field on a manifold.
 
     Args:
@@ -110,31 +115,25 @@ class Projected(Conditioned):
         check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
         self.field, self.manifold = field, manifold
 
-    def at_time(self, t: float) -> InContextMap:
-        """The tangent part of the field at that time."""
-        now = self.field.at_time(t)
-        return self if now is self.field else Projected(now, self.manifold)
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.field,)
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """The field does the context's work."""
-        inner = self.field.condition(mu, queries)
+    def with_parts(self, parts: Sequence[InContextMap]) -> Projected:
+        (field,) = parts
+        return Projected(field, self.manifold)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        inner = self.field.condition(mu, queries, within(starts, "field"))
         return lambda x, t: self.manifold.tangent(x, inner(x, t))
-
-    def bound(self, radius: float) -> Lipschitz:
-        """The field's, and what the projection turns."""
-        found = self.field.bound(radius)
-        return replace(found, x=found.x + self.manifold.turn(found.reach))
 
     def extra_repr(self) -> str:
         """Where points live."""
         return str(self.manifold)
 
-    def relations(self, mu: Measure) -> list[Relation]:
-        """Those of the field."""
-        return self.field.relations(mu)
 
-
-class Layers(Conditioned):
+class Layers(Container):
     r"""Layers of one kind that follow each other in time, their tensors interpolated.
 
     Layer $\ell$ of $L$ is the field at time $\ell T/L$; between, their tensors are interpolated
@@ -184,13 +183,56 @@ class Layers(Conditioned):
         """When they end."""
         return f"t1={self.t1:g}"
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """The first layer."""
-        return self.at_time(0.0).condition(mu, queries)
+    def parts(self) -> Sequence[InContextMap]:
+        return tuple(cast(Iterator[InContextMap], iter(self.layers)))
 
-    def relations(self, mu: Measure) -> list[Relation]:
-        """Those of the first layer."""
-        return self.at_time(0.0).relations(mu)
+    def with_parts(self, parts: Sequence[InContextMap]) -> Layers:
+        return Layers(parts, t1=self.t1)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        """The first layer."""
+        return self.at_time(0.0).condition(mu, queries, starts)
+
+
+@relations_inside.register(Layers)
+def _(field: Layers, mu: Measure) -> list[Relation]:
+    return relations_inside(field.at_time(0.0), mu)
+
+
+@lipschitz_bound.register(Sum)
+def _(field: Sum, radius: float) -> Lipschitz:
+    first, *others = (lipschitz_bound(part, radius) for part in field)
+    return sum(others, first)
+
+
+@lipschitz_bound.register(Projected)
+def _(field: Projected, radius: float) -> Lipschitz:
+    return turned(lipschitz_bound(field.field, radius), field.manifold)
+
+
+def turned(bound: Lipschitz, manifold: Manifold) -> Lipschitz:
+    """The bound of the tangent part."""
+    return replace(bound, x=bound.x + manifold.turn(bound.reach))
+
+
+def manifold_of(field: InContextMap) -> Manifold:
+    """Where the points of a field live: Euclidean space, unless it says otherwise."""
+    return getattr(field, "manifold", Euclidean())
+
+
+def at_time(field: InContextMap, t: float) -> InContextMap:
+    """A field at a time of a flow: itself, unless it or a part of it depends on time."""
+    own = getattr(field, "at_time", None)
+    if own is not None:
+        return own(t)
+    if not isinstance(field, Container):
+        return field
+    parts = field.parts()
+    now = [at_time(part, t) for part in parts]
+    same = all(a is b for a, b in zip(now, parts, strict=True))
+    return field if same else field.with_parts(now)
 
 
 def _between(a: InContextMap, b: InContextMap, share: float) -> InContextMap:

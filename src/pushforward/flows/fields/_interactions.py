@@ -2,7 +2,7 @@ r"""Interactions of pairs, $V[\mu](x)=\int K(x,y)\,d\mu(y)$, and second-order sy
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -13,9 +13,20 @@ from ..._tools.checks import check_floating, check_kind, check_number, check_siz
 from ..._tools.precision import widen
 from ..._tools.tiles import over_tiles, row_tiles
 from ..._tools.types import Images, Queries
-from ...maps import Answer, Conditioned, Euclidean, InContextMap, Lipschitz, Manifold, Torus, norm
+from ...maps import (
+    Answer,
+    Container,
+    Euclidean,
+    InContextMap,
+    Lipschitz,
+    Manifold,
+    Starts,
+    Torus,
+    lipschitz_bound,
+    norm,
+    within,
+)
 from ...measures import Measure
-from ...relations import Relation
 from ._hold import hold
 
 PairKernel = Callable[[Tensor, Tensor], Tensor]
@@ -114,13 +125,14 @@ class Linear(InContextMap):
         """One barycentre."""
         return x @ self.A.mT + mu.mean()[..., None, :] @ self.B.mT
 
-    def bound(self, radius: float) -> Lipschitz:
-        r"""$\|A\|$ in the point, $\|B\|$ in the measure."""
-        a, b = norm(self.A), norm(self.B)
-        return Lipschitz(a, b, radius, (a + b) * radius)
+
+@lipschitz_bound.register(Linear)
+def _(field: Linear, radius: float) -> Lipschitz:
+    a, b = norm(field.A), norm(field.B)
+    return Lipschitz(a, b, radius, (a + b) * radius)
 
 
-class SecondOrder(Conditioned):
+class SecondOrder(Container):
     r"""The system $\dot x=v$, $\dot v=F(\mu,(x,v))$ on tokens $(x,v)\in\mathbb R^{2d}$.
 
     Args:
@@ -138,17 +150,18 @@ class SecondOrder(Conditioned):
         super().__init__()
         check_kind("force", force, InContextMap, "Use `pf.fields.Pairwise(kernel)`, say.")
         self.force = force
-        for trait in ("causal", "two_sided", "paired"):
-            setattr(self, trait, getattr(force, trait))
 
-    def at_time(self, t: float) -> InContextMap:
-        """With the force at that time."""
-        now = self.force.at_time(t)
-        return self if now is self.force else SecondOrder(now)
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.force,)
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """The force does the context's work."""
-        inner = self.force.condition(mu, queries)
+    def with_parts(self, parts: Sequence[InContextMap]) -> SecondOrder:
+        (force,) = parts
+        return SecondOrder(force)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        inner = self.force.condition(mu, queries, within(starts, "force"))
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
             position, velocity = halves(x)
@@ -161,10 +174,6 @@ class SecondOrder(Conditioned):
             return torch.cat([velocity.expand(force.shape), force], -1)
 
         return answer
-
-    def relations(self, mu: Measure) -> list[Relation]:
-        """Those of the force."""
-        return self.force.relations(mu)
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
