@@ -134,7 +134,7 @@ def sinkhorn_steps():
     """Sinkhorn steps of 100 steps to t = 1: cold, warm and predicted."""
     import pushforward as pf
     from pushforward.flows._dynamics import Characteristics
-    from pushforward.relations import Memory
+    from pushforward.sinkhorn import PotentialHistory
 
     rows = []
     for n, d, scale in ((256, 2, 1.0), (256, 2, 2.0), (256, 3, 1.5), (512, 2, 1.5)):
@@ -147,12 +147,12 @@ def sinkhorn_steps():
                 )
                 counts = []
                 for history in (0, 1, 4):
-                    move = Characteristics(field, pf.Measure(x), memory=Memory(history))
+                    move = Characteristics(field, pf.Measure(x), history=PotentialHistory(history))
                     grid = solver.grid(0.0, 1.0, 1)
                     with torch.no_grad():
                         for _ in solver.solve(move, move.start(), grid, 0, 100):
                             pass
-                    counts.append(move.memory.steps)
+                    counts.append(move.history.steps)
                 cold, warm, predicted = counts
                 evaluations = 100 * len(solver.nodes)
                 rows.append([

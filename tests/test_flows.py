@@ -371,6 +371,14 @@ def test_linear_vlasov():
     assert worst(limit.covariances[-1], exp(A * t) @ mu.covariance() @ exp(A * t).mT) < 1e-10
 
 
+def harmonic(w, d):
+    """The matrices of the linear field on (x, v) with x'' = -w^2 (x - mean)."""
+    zero, eye = torch.zeros(d, d), torch.eye(d)
+    spring = torch.cat([torch.cat([zero, zero], 1), torch.cat([w**2 * eye, zero], 1)])
+    drift = torch.cat([torch.cat([zero, eye], 1), torch.cat([zero, zero], 1)])
+    return drift - spring, spring
+
+
 def test_harmonic_vlasov():
     """Row 21."""
     mu, w, t = measure(8, 4).normalise(), 1.3, 1.1
@@ -378,7 +386,7 @@ def test_harmonic_vlasov():
     mx, mv = mu.mean().chunk(2)
     exact = mx + mv * t + (x - mx) * math.cos(w * t) + (v - mv) / w * math.sin(w * t)
     for field in (
-        pf.fields.Harmonic(w),
+        pf.fields.Linear(*harmonic(w, 2)),
         pf.fields.SecondOrder(pf.fields.Pairwise(lambda z, y: w**2 * (y - z)[..., :2])),
     ):
         assert worst(end(field, mu, pf.RK4(400), t).atoms[:, :2], exact) < 1e-9
@@ -743,13 +751,13 @@ def test_gradients_of_queries():
 
 def total_steps(field, mu, history, solver, t1=1.0):
     from pushforward.flows._dynamics import Characteristics
-    from pushforward.relations import Memory
+    from pushforward.sinkhorn import PotentialHistory
 
-    dynamics = Characteristics(field, mu, memory=Memory(history))
+    dynamics = Characteristics(field, mu, history=PotentialHistory(history))
     grid = solver.grid(0.0, t1, 1)
     with torch.no_grad():
         *_, state = solver.solve(dynamics, dynamics.start(), grid, 0, grid.last)
-    return dynamics.memory.steps, state[0]
+    return dynamics.history.steps, state[0]
 
 
 @pytest.mark.parametrize("solver", [pf.Euler(100), pf.RK4(100)], ids=repr)
@@ -810,15 +818,15 @@ def test_layers_of_constants_are_interpolated():
 @pytest.mark.filterwarnings("ignore:A field is a velocity")
 @pytest.mark.parametrize("wrap", [
     lambda f: pf.Compose(f), lambda f: pf.fields.Sum(f, f), lambda f: pf.Residual(f),
-    lambda f: pf.fields.Projected(f, pf.flows.Euclidean()),
+    lambda f: pf.fields.Tangent(f, pf.flows.Euclidean()),
     lambda f: pf.fields.SecondOrder(pf.Pointwise(lambda z: z[..., :2]) @ f),
-], ids=["compose", "sum", "residual", "projected", "second order"])  # fmt: skip
+], ids=["compose", "sum", "residual", "tangent", "second order"])  # fmt: skip
 def test_time_reaches_fields_inside_others(wrap):
     d = 4
     layers = [pf.Attention(d), pf.Attention(d)]
     mu = pf.Measure(torch.randn(5, d))
     moving, still = wrap(pf.fields.Layers(layers)), wrap(layers[0])
-    assert worst(moving.at_time(0.0)(mu, mu.atoms), still(mu, mu.atoms)) < 1e-15
+    assert worst(pf.fields.at_time(moving, 0.0)(mu, mu.atoms), still(mu, mu.atoms)) < 1e-15
     assert worst(end(moving, mu, pf.RK4(4)).atoms, end(still, mu, pf.RK4(4)).atoms) > 1e-3
 
 

@@ -97,7 +97,7 @@ def test_leaders_are_as_steep_as_the_bound_of_tokens():
 def test_spheres():
     """The projection turns with the point."""
     field = pf.fields.SelfAttention(*torch.randn(3, 3, 3).unbind(0), manifold=pf.Sphere())
-    projected = pf.fields.Projected(pf.MLP(3, 4), pf.Sphere())
+    projected = pf.fields.Tangent(pf.MLP(3, 4), pf.Sphere())
     on = lambda n: pf.Sphere().retract(torch.randn(n, 3))
     for gamma in (field, projected):
         bound = gamma.lipschitz(1.0)

@@ -54,8 +54,8 @@ def test_pushing_evaluates_each_layer_once():
     assert sorted(layers[0].asked) == [4, 6] and layers[-1].asked == [4]
     for layer in layers:
         layer.asked.clear()
-    curried = model.at(mu)
-    curried(x), curried(x)
+    conditioned = model.condition(mu)
+    conditioned(x, None), conditioned(x, None)
     assert sorted(layers[0].asked) == [4, 4, 6]
 
 
@@ -73,7 +73,7 @@ def test_queries_never_change_a_bit_of_the_atoms():
 
 @torch.no_grad()
 def test_queries_share_the_context_work(monkeypatch):
-    """Keys, values and potentials are computed once a layer, whoever asks."""
+    """Keys, values and potentials are computed once a layer and call, for all its queries."""
     model = transformer(None, normaliser=pf.Sinkhorn(steps=3))
     calls = []
     real = pf.Sinkhorn.find
@@ -81,9 +81,12 @@ def test_queries_share_the_context_work(monkeypatch):
     mu, (x, _) = measure(), queries()
     model(mu, x)
     assert len(calls) == 2
-    curried = model.at(mu)
-    curried(x), curried(x), curried(mu.atoms)
+    conditioned = model.condition(mu)
+    conditioned(x, None), conditioned(x, None), conditioned(mu.atoms, None)
     assert len(calls) == 4
+    curried = model.at(mu)
+    curried(x), curried(x)
+    assert len(calls) == 8
 
 
 @torch.no_grad()

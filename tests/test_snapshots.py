@@ -64,7 +64,6 @@ def test_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match="its tensors differ"):
         pf.flow(field(), measure(6), t1=1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
     for one, other in (
-        (pf.fields.Harmonic(1.0), pf.fields.Harmonic(2.0)),
         (pf.fields.Kuramoto(1.0, dim=2), pf.fields.Kuramoto(2.0, dim=2)),
         (pf.fields.Layers([field(), field()]), pf.fields.Layers([field(), field()], t1=2.0)),
     ):

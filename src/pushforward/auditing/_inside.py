@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..flows import Flow
-from ..maps import AttentionMap, Compose, InContextMap
+from ..maps import AttentionMap, Compose, InContextMap, advance
 from ..measures import Measure
 from ..relations import Conditional, Coupling
 
@@ -173,10 +173,10 @@ def clouds_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
         save = min(STOPS, getattr(gamma.solver, "steps", STOPS))
         return [m.atoms for m in gamma.path(mu, save=save, progress=False)]
     if not isinstance(gamma, Compose):
-        return [mu.atoms, gamma.advance(mu).atoms]
+        return [mu.atoms, advance(gamma, mu).atoms]
     found = [mu.atoms]
     for part in gamma:
-        found.append(part.advance(mu).atoms)
+        found.append(advance(part, mu).atoms)
         mu = mu.moved(found[-1])
     return found
 

@@ -1,6 +1,5 @@
 """Flows of measures: Vlasov equations as in-context maps, their paths, Gaussian solutions."""
 
-from ..maps import Euclidean as Euclidean, Manifold as Manifold, Sphere as Sphere, Torus as Torus
 from . import fields as fields
 from ._dynamics import Dynamics as Dynamics, FlowError as FlowError
 from ._flow import Flow as Flow, flow as flow
@@ -26,3 +25,9 @@ from ._solvers import (
     Solver as Solver,
 )
 from ._studies import Study as Study, depth_study as depth_study, token_study as token_study
+from .fields import (
+    Euclidean as Euclidean,
+    Manifold as Manifold,
+    Sphere as Sphere,
+    Torus as Torus,
+)

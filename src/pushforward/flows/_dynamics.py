@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..maps import AttentionMap, InContextMap
+from ..maps import InContextMap
 from ..measures import Measure
-from ..relations import Memory, Predicted, Sinkhorn
-from .fields import copied, summands
+from ..sinkhorn import PotentialHistory
+from .fields import at_time, manifold_of, summands
 
 State = tuple[Tensor, ...]
 """Clouds that move together: the atoms of the context, and queries."""
@@ -49,8 +48,8 @@ class Characteristics(Dynamics):
         mu: the context; its weights and token times stay.
         queries: the measure of the queries, for fields that relate two measures.
         times: token times of further points, for causal fields.
-        memory: Sinkhorn potentials to extrapolate from, and to add to.
-        place: its name in the memory.
+        history: Sinkhorn potentials to extrapolate from, and to add to.
+        name: the name of these dynamics in the history.
     """
 
     def __init__(
@@ -59,15 +58,12 @@ class Characteristics(Dynamics):
         mu: Measure,
         queries: Measure | None = None,
         times: Tensor | None = None,
-        memory: Memory | None = None,
-        place: str = "",
-    ):
-        self.field, self.mu, self.times, self.place = field, mu, times, place
+        history: PotentialHistory | None = None,
+        name: str = "",
+    ) -> None:
+        self.field, self.mu, self.times, self.name = field, mu, times, name
         self.queries = None if queries is None else _measure_for_each(mu, queries)
-        self.memory = Memory() if memory is None else memory
-        self._follows = any(map(_to_a_tolerance, field.modules()))
-        self._copies: dict[str, InContextMap] = {}
-        self._parts: list[Characteristics] | None = None
+        self.history = PotentialHistory() if history is None else history
 
     def start(self, points: Tensor | None = None) -> State:
         """The state at the beginning, with further points if given."""
@@ -77,21 +73,24 @@ class Characteristics(Dynamics):
         if points is not None:
             state.append(_for_each(self.mu, points, 2))
         for name, cloud in zip(("mu", "queries", "queries"), state, strict=False):
-            self.field.manifold.check(name, cloud)
+            manifold_of(self.field).check(name, cloud)
         return tuple(state)
 
     def alone(self) -> Characteristics:
         """The atoms without queries, with Sinkhorn potentials of their own."""
-        return Characteristics(self.field, self.mu, memory=self.memory, place="alone.")
+        return Characteristics(self.field, self.mu, history=self.history, name="alone.")
 
     def __call__(self, t: float, state: State, stage: int) -> State:
         atoms, *others = state
         mu = self.mu.moved(atoms)
-        velocity = self._field(t, f"{stage}.own").condition(mu)
+        field, starts = at_time(self.field, t), self.history.at(t)
+        # Stages of a step differ as functions of time, so each has potentials of its own.
+        starts = starts.within(f"{self.name}{stage}")
+        velocity = field.condition(mu, None, starts.within("atoms"))
         slopes = [velocity(atoms, mu.times)]
         if self.queries is not None:
             queries = self.queries.moved(others.pop(0))
-            velocity = self._field(t, f"{stage}.asked").condition(mu, queries)
+            velocity = field.condition(mu, queries, starts.within("queries"))
             slopes.append(velocity(queries.atoms, queries.times))
         slopes += [velocity(x, self.times) for x in others]
         for slope, points in zip(slopes, state, strict=True):
@@ -103,31 +102,19 @@ class Characteristics(Dynamics):
         return tuple(s.expand(x.shape) for s, x in zip(slopes, state, strict=True))
 
     def retract(self, state: State) -> State:
-        return tuple(self.field.manifold.retract(x) for x in state)
+        manifold = manifold_of(self.field)
+        return tuple(manifold.retract(x) for x in state)
 
     def parts(self) -> Sequence[Characteristics]:
-        if self._parts is None:
-            make = lambda k, part: Characteristics(
-                part, self.mu, self.queries, self.times, self.memory, f"part{k}."
-            )
-            self._parts = [make(k, part) for k, part in enumerate(summands(self.field))]
-        return self._parts
+        shared = (self.mu, self.queries, self.times, self.history)
+        return [
+            Characteristics(part, *shared, name=f"{self.name}part{k}.")
+            for k, part in enumerate(summands(self.field))
+        ]
 
     def tensors(self) -> Sequence[Tensor]:
         weights = [m.log_weights for m in (self.mu, self.queries) if m is not None]
         return [*self.field.parameters(), *self.field.buffers(), *weights]
-
-    def _field(self, t: float, place: str) -> InContextMap:
-        """The field at a time; where there are potentials, a copy that predicts them."""
-        if not self._follows:
-            return self.field.at_time(t)
-        if place not in self._copies:
-            self._copies[place] = _predicting(self.field, self.memory, f"{self.place}{place}.")
-        field = self._copies[place]
-        for module in field.modules():
-            if isinstance(module, AttentionMap) and isinstance(module.normaliser, Predicted):
-                module.normaliser.time = t
-        return field.at_time(t)
 
 
 def _for_each(mu: Measure, x: Tensor, axes: int) -> Tensor:
@@ -141,24 +128,6 @@ def _measure_for_each(mu: Measure, queries: Measure) -> Measure:
     times = None if queries.times is None else _for_each(mu, queries.times, 1)
     atoms, logs = _for_each(mu, queries.atoms, 2), _for_each(mu, queries.log_weights, 1)
     return Measure.unchecked(atoms, logs, times)
-
-
-def _to_a_tolerance(module: object) -> bool:
-    """Whether a module solves for potentials."""
-    if not isinstance(module, AttentionMap):
-        return False
-    return isinstance(module.normaliser, Sinkhorn) and module.normaliser.steps is None
-
-
-def _predicting(field: InContextMap, memory: Memory, place: str) -> InContextMap:
-    """A copy that shares all tensors, with Sinkhorns that remember."""
-    field = copied(field)
-    for name, module in field.named_modules():
-        if _to_a_tolerance(module):
-            # Layers that follow each other in time go on from each other's potentials.
-            name = re.sub(r"\blayers\.\d+\b", "layers", name)
-            module.normaliser = Predicted(module.normaliser, memory, place + name)
-    return field
 
 
 class FlowError(ArithmeticError):

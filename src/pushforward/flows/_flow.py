@@ -14,15 +14,26 @@ from torch import Tensor
 from .._tools.checks import check_floating, check_kind, check_number, check_sizes
 from .._tools.progress import bar
 from .._tools.warn import warn
-from ..maps import Answer, Conditioned, InContextMap, Lipschitz, Residual, Transformer
+from ..maps import (
+    Answer,
+    Container,
+    InContextMap,
+    Lipschitz,
+    Residual,
+    Transformer,
+    lipschitz_bound,
+    relations_inside,
+)
 from ..measures import Measure
+from ..relations import Relation
+from ..sinkhorn import Starts
 from ._dynamics import Characteristics, State
 from ._gradients import Backprop, Gradients
 from ._path import Path
 from ._snapshots import Snapshots, describe
 from ._solve import Solve
 from ._solvers import RK4, Solver
-from .fields import adopt, summands
+from .fields import at_time, summands
 
 STEPS = 100
 """Steps of the solver that is used if none is given."""
@@ -31,7 +42,7 @@ GROWTHS = 100
 """How often a ball is enlarged until a short flow stays in it; beyond, the bound is infinite."""
 
 
-class Flow(Conditioned):
+class Flow(Container):
     r"""The flow of a field as an in-context map [A, Prop. 2].
 
     $$\partial_tG_t(\mu,x)=V_t[\mu_t](G_t(\mu,x)),\qquad\mu_t=G_t(\mu,\cdot)_\sharp\mu.$$
@@ -70,11 +81,21 @@ class Flow(Conditioned):
         _check_choices(field, solver, gradients)
         _check_times(t0, t1)
         _check_velocity(field)
-        adopt(self, [field])
         self.field, self.t0, self.t1 = field, float(t0), float(t1)
         self.solver, self.gradients = solver, gradients
+        self.dim, self.context_dim, self.out_dim = field.dim, field.context_dim, field.out_dim
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.field,)
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> Flow:
+        (field,) = parts
+        choices = {"solver": self.solver, "gradients": self.gradients}
+        return Flow(field, t0=self.t0, t1=self.t1, **choices)  # type: ignore[arg-type]
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
         queries = queries if self.two_sided else None
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
@@ -129,7 +150,7 @@ class Flow(Conditioned):
         times = torch.tensor([grid.times[k] for k in grid.saved], dtype=torch.float64)
         measures = [mu.moved(s[0]) for s in states]
         moved = None if queries is None else torch.stack([s[-1] for s in states])
-        return Path(times, measures, self.field, moved, dynamics.memory.steps)
+        return Path(times, measures, self.field, moved, dynamics.history.steps)
 
     def _start(
         self, mu: Measure, queries: Tensor | Measure | None
@@ -148,30 +169,44 @@ class Flow(Conditioned):
         dynamics = Characteristics(self.field, mu, times=queries.times)
         return dynamics, dynamics.start(queries.atoms)
 
-    def bound(self, radius: float) -> Lipschitz:
-        r"""Dobrushin's estimate, piece by piece in time as the cloud grows.
-
-        With constants $L,K$ of the field on the ball reached within a piece of length $h$, points
-        move apart by $e^{Lh}$ at most, measures by $e^{(L+K)h}$. Euler, Midpoint and RK4 stay
-        below that too; an adaptive solver up to its error.
-        """
-        at_step_starts = self.solver.nodes is not None and not any(self.solver.nodes)
-        if self.field.at_time(self.t0) is not self.field and not at_step_starts:
-            raise NotImplementedError(
-                "No Lipschitz bound of a field that depends on time is known here, but with "
-                "`Euler` and `LieSplit`, which evaluate it at the beginning of a step only."
-            )
-        times = self.solver.grid(self.t0, self.t1, 1).times
-        if not self.solver.fixed_grid:
-            times = tuple(self.t0 + (self.t1 - self.t0) * k / STEPS for k in range(STEPS + 1))
-        whole = Lipschitz(1.0, 0.0, radius, radius)
-        for start, end in pairwise(times):
-            piece = _short_flow(self.field.at_time(start), abs(end - start), whole.reach)
-            whole = whole.then(piece)
-        return whole
-
     def extra_repr(self) -> str:
         return f"t0={self.t0:g}, t1={self.t1:g}, {self.solver}, {self.gradients}"
+
+
+@at_time.register(Flow)
+def _(gamma: Flow, t: float) -> InContextMap:
+    """The flow itself: the time inside it runs from its `t0` to its `t1`."""
+    return gamma
+
+
+@relations_inside.register(Flow)
+def _(gamma: Flow, mu: Measure) -> list[Relation]:
+    """Those of the field at the beginning of the flow."""
+    return relations_inside(at_time(gamma.field, gamma.t0), mu)
+
+
+@lipschitz_bound.register(Flow)
+def _(gamma: Flow, radius: float) -> Lipschitz:
+    r"""Dobrushin's estimate, piece by piece in time as the cloud grows.
+
+    With constants $L,K$ of the field on the ball reached within a piece of length $h$, points
+    move apart by $e^{Lh}$ at most, measures by $e^{(L+K)h}$. Euler, Midpoint and RK4 stay
+    below that too; an adaptive solver up to its error.
+    """
+    solver, field = gamma.solver, gamma.field
+    at_step_starts = solver.nodes is not None and not any(solver.nodes)
+    if at_time(field, gamma.t0) is not field and not at_step_starts:
+        raise NotImplementedError(
+            "No Lipschitz bound of a field that depends on time is known here, but with "
+            "`Euler` and `LieSplit`, which evaluate it at the beginning of a step only."
+        )
+    times = solver.grid(gamma.t0, gamma.t1, 1).times
+    if not solver.fixed_grid:
+        times = tuple(gamma.t0 + (gamma.t1 - gamma.t0) * k / STEPS for k in range(STEPS + 1))
+    whole = Lipschitz(1.0, 0.0, radius, radius)
+    for start, end in pairwise(times):
+        whole = whole.then(_short_flow(at_time(field, start), abs(end - start), whole.reach))
+    return whole
 
 
 def flow(
@@ -221,19 +256,19 @@ def _write(
     solve: Solve, dynamics: Characteristics, state: State, folder: str | os.PathLike
 ) -> None:
     """Write each saved state as it is reached, continuing from the last one in the folder."""
-    grid, mu, memory = solve.grid, dynamics.mu, dynamics.memory
+    grid, mu, history = solve.grid, dynamics.mu, dynamics.history
     snapshots = Snapshots.begin(folder, describe(dynamics.field, solve.solver, grid, state, mu))
     begin = len(snapshots) - 1
     with torch.no_grad():
         if begin < 0:
-            snapshots.write(0, grid.times[0], mu, state, memory)
+            snapshots.write(0, grid.times[0], mu, state, history)
             begin = 0
         else:
-            state = snapshots.resume(begin, state[0].device, memory)
+            state = snapshots.resume(begin, state[0].device, history)
             solve.tick(grid.saved[begin])
         for k, now in enumerate(solve.states(state, begin), begin):
             if k > begin:
-                snapshots.write(k, grid.times[grid.saved[k]], mu, now, memory)
+                snapshots.write(k, grid.times[grid.saved[k]], mu, now, history)
 
 
 def _saved(save: int | Sequence[float] | Tensor | None) -> int | list[float]:
@@ -256,7 +291,7 @@ def _short_flow(field: InContextMap, h: float, radius: float) -> Lipschitz:
     """The bound of a flow of length `h`, on a ball that it cannot leave."""
     reach = radius
     for _ in range(GROWTHS):
-        velocity = field.bound(reach)
+        velocity = lipschitz_bound(field, reach)
         if radius + h * velocity.reach <= reach:
             break
         reach = 1.1 * (radius + h * velocity.reach) - 0.1 * radius

@@ -13,9 +13,8 @@ from .._tools.types import Images, Points, Queries
 from ..affinities import Affinity, Dot, PointScores
 from ..measures import Measure
 from ..relations import Found, Normaliser, Relation, Softmax, build
-from ._in_context import Answer, Conditioned
-from ._lipschitz import Lipschitz, norm
-from ._manifolds import Euclidean
+from ..sinkhorn import Starts
+from ._in_context import Answer, InContextMap, relations_inside
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Causal:
     r"""Causal masking: a query at time $t$ sees the atoms at times $s\le t$, ties included."""
 
 
-class AttentionMap(Conditioned, ABC):
+class AttentionMap(InContextMap, ABC):
     r"""Attention of any parametrisation: $\sum_h$ of an integral against a relation of each head.
 
     An author says what queries, keys and values are, heads on the last batch axis, and how the
@@ -79,15 +78,16 @@ class AttentionMap(Conditioned, ABC):
         """What atoms answer."""
 
     @abstractmethod
-    def combine_heads(self, out: Float[Tensor, "*b h m e"]) -> Images:
-        """One answer from those of all heads."""
+    def combine_heads(self, out: Float[Tensor, "*b h m e"], x: Queries) -> Images:
+        """The images of points `x`, from the integrals of all heads."""
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Keys, values and potential, once for all queries."""
-        relation, v = self._relating(mu, queries), self.values(mu.atoms)
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        relation, v = self._relating(mu, queries, starts), self.values(mu.atoms)
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            return self.manifold.tangent(x, self.combine_heads(relation(x, t).integrate(v)))
+            return self.combine_heads(relation(x, t).integrate(v), x)
 
         return answer
 
@@ -115,23 +115,9 @@ class AttentionMap(Conditioned, ABC):
         linear."""  # noqa: D205, D209
         raise NotImplementedError(f"{type(self).__name__} is not known to be linear in its points")
 
-    def bound(self, radius: float) -> Lipschitz:
-        r"""Heads add up, each the bound of its normaliser times $\|W_hV_h\|$."""
-        if self.causal:
-            raise NotImplementedError("No Lipschitz bound of causal attention is known here.")
-        total = Lipschitz(0.0, 0.0, radius, 0.0)
-        for Q, K, V in zip(*self.matrices(), strict=True):
-            cross = norm(Q.double().mT @ K.double())
-            slopes = self.affinity.slopes(norm(Q), norm(K), cross, len(Q), radius)
-            x, mu, reach = self.normaliser.gains(slopes, radius)
-            total = total + Lipschitz(x, mu, radius, reach).scaled(norm(V))
-        return replace(total, x=total.x + self.manifold.turn(total.reach))
-
-    def relations(self, mu: Measure) -> list[Relation]:
-        """The relation of this layer."""
-        return [self.relation(mu)]
-
-    def _relating(self, mu: Measure, queries: Measure | None) -> Callable[..., Relation]:
+    def _relating(
+        self, mu: Measure, queries: Measure | None, starts: Starts | None = None
+    ) -> Callable[..., Relation]:
         """The relation as a function of query points, the context's work done."""
         k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :]
         if self.normaliser.keeps in ("none", "sign"):  # else the mass cancels
@@ -149,7 +135,12 @@ class AttentionMap(Conditioned, ABC):
             other = mu if queries is None else queries
             log_a = other.log_weights[..., None, :].log_softmax(-1)
             between = scores(other.atoms, other.times)
-            found = self.normaliser.find(between, log_a, log_b.log_softmax(-1))
+            starts = starts if self.normaliser.to_tolerance else None
+            shape = (*between.shape[:-2], between.shape[-1])
+            start = None if starts is None else starts.recall(shape)
+            found = self.normaliser.find(between, log_a, log_b.log_softmax(-1), start)
+            if starts is not None and found.g is not None:
+                starts.keep(found.g, found.steps)
             found = replace(found, scores=None)  # they are those of the other queries
 
         def relation(x: Tensor, t: Tensor | None, log_a: Tensor | None = None) -> Relation:
@@ -160,8 +151,12 @@ class AttentionMap(Conditioned, ABC):
     def extra_repr(self) -> str:
         """The choices that are no parameters."""
         causal = ", causal" if self.causal else ""
-        where = "" if self.manifold == Euclidean() else f", {self.manifold}"
-        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}{where}"
+        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}"
+
+
+@relations_inside.register(AttentionMap)
+def _(gamma: AttentionMap, mu: Measure) -> list[Relation]:
+    return [gamma.relation(mu)]
 
 
 class Attention(AttentionMap):
@@ -235,7 +230,7 @@ class Attention(AttentionMap):
         r"""$V^hy$."""
         return self._split(self.V(y))
 
-    def combine_heads(self, out):
+    def combine_heads(self, out, x):
         r"""$\sum_hW^h$."""
         return self.W(out.transpose(-2, -3).flatten(-2))
 

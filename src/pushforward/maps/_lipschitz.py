@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, singledispatch
 from operator import mul
 
 import torch
@@ -74,6 +74,30 @@ class Lipschitz:
 def _product(a: float, b: float) -> float:
     """Zero times infinity is zero: what does not depend on something stays so."""
     return a * b if a and b else 0.0
+
+
+@singledispatch
+def lipschitz_bound(gamma: object, radius: float) -> Lipschitz:
+    """The bound of a map on the ball of a radius; `gamma.lipschitz(radius)` calls it.
+
+    Args:
+        gamma: the map; a kind of map gets its formula by `lipschitz_bound.register`.
+        radius: of the ball around the origin that contexts and queries lie in.
+
+    Examples:
+        >>> class Halve(pf.InContextMap):
+        ...     def evaluate(self, mu, x):
+        ...         return x / 2
+        >>> @pf.maps.lipschitz_bound.register(Halve)
+        ... def halve_bound(gamma, radius):
+        ...     return pf.maps.Lipschitz(x=0.5, mu=0.0, radius=radius, reach=radius / 2)
+        >>> (Halve() @ Halve()).lipschitz(1.0).x
+        0.25
+    """
+    raise NotImplementedError(
+        f"No Lipschitz bound of {type(gamma).__name__} is known here. Give one with "
+        "`@pf.maps.lipschitz_bound.register(...)`."
+    )
 
 
 def norm(matrix: Tensor) -> float:

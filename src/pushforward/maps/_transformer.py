@@ -12,7 +12,8 @@ from .._tools.checks import check_kind, check_sizes
 from ..affinities import Affinity
 from ..relations import Normaliser
 from ._attention import Attention, Causal
-from ._in_context import Compose, InContextMap
+from ._composition import Compose
+from ._in_context import InContextMap
 from ._layers import MLP, Pointwise, Residual
 
 

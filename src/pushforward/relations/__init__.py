@@ -17,7 +17,6 @@ from ._normalisers import (
     Sigmoid as Sigmoid,
     Softmax as Softmax,
 )
-from ._predicted import Memory as Memory, Predicted as Predicted
 from ._probabilities import Conditional as Conditional, Coupling as Coupling
 from ._relate import relate as relate
 from ._relation import Relation as Relation, aligned_weights as aligned_weights

@@ -41,6 +41,8 @@ class Normaliser(ABC):
     """Whether it needs a measure on the side of the queries too."""
     pointwise: ClassVar[bool] = True
     """Whether it can be asked at queries that are no atoms."""
+    to_tolerance: bool = False
+    """Whether it solves to a tolerance, so that the result does not depend on the start."""
     keeps: Literal["rows", "both", "none", "sign"]
     """What its relations are: conditionals, couplings, other masses, or signed."""
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .._tools.checks import check_callable, check_seed, check_sizes
 from .._tools.progress import bar
-from ..maps import Euclidean, InContextMap
+from ..flows import Euclidean
+from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._black_box import BlackBoxError, guarded, with_probe
 from ._measure_maps import Witness, draw, insane, wrong_for_measures, wrong_masses

@@ -6,7 +6,8 @@ import copy
 
 import torch
 
-from ..maps import Euclidean, InContextMap, Manifold
+from ..flows import Euclidean, Manifold, fields
+from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._black_box import as_measure_map
 
@@ -14,8 +15,8 @@ from ._black_box import as_measure_map
 def manifold_of(f: object) -> Manifold:
     """Where the points of an in-context map live, that of a field inside it included."""
     parts = f.modules() if isinstance(f, InContextMap) else ()
-    curved = [m.manifold for m in parts if isinstance(m, InContextMap)]
-    return next((m for m in curved if m != Euclidean()), Euclidean())
+    manifolds = [fields.manifold_of(m) for m in parts if isinstance(m, InContextMap)]
+    return next((m for m in manifolds if m != Euclidean()), Euclidean())
 
 
 def widened(

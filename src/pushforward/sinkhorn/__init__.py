@@ -1,5 +1,6 @@
 """Sinkhorn: potentials of couplings, their gradients, masks, and many small matrices at once."""
 
+from ._extrapolate import PotentialHistory as PotentialHistory, Starts as Starts
 from ._gradients import differentiable as differentiable
 from ._masks import diagnose as diagnose
 from ._problem import (

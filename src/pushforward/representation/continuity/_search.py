@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...maps import Euclidean, Manifold
+from ...flows import Euclidean, Manifold
 from ...measures import Measure
 from ._calls import Caller
 
