@@ -137,7 +137,7 @@ class SelfAttention(AttentionMap):
     def _ratio(self) -> float:
         r"""The $c$ in $V=c\,Q^\top K$, or an error that says why there is no energy."""
         known = isinstance(self.normaliser, Softmax | Exponential) or (
-            isinstance(self.normaliser, Sinkhorn) and self.normaliser.keeps == "both"
+            isinstance(self.normaliser, Sinkhorn) and self.normaliser.balanced
         )
         Q, K, V = (m.detach()[0] for m in self.matrices())
         B = self.affinity.factor(len(Q)) * Q.mT @ K
