@@ -161,7 +161,7 @@ CASES = {
         lambda: pf.Transformer(2, depth=1).relations(ones(5, 2)),
         "`mu` must be a Measure, got Tensor",
     ),
-    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`count` must be"),
+    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),

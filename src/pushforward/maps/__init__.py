@@ -1,7 +1,12 @@
 r"""In-context maps $\Gamma(\mu,x)$: layers, attention, transformers, Lipschitz bounds."""
 
 from ._attention import Attention as Attention, AttentionMap as AttentionMap, Causal as Causal
-from ._bounds import attention_bound as attention_bound
+from ._bounds import (
+    ScoreBounds as ScoreBounds,
+    attention_bound as attention_bound,
+    average_bound as average_bound,
+    score_bounds as score_bounds,
+)
 from ._composition import Compose as Compose
 from ._in_context import (
     Answer as Answer,

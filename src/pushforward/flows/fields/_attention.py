@@ -87,7 +87,7 @@ class SelfAttention(AttentionMap):
         self.dim = self.context_dim = self.out_dim = d
         hold(self, Q=Q, K=K, V=V)
 
-    def matrices(self):
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
         """$Q$, $K$ and $V$, heads first."""
         Q, K, V = (m if m.ndim == 3 else m[None] for m in (self.Q, self.K, self.V))
         return Q, K, V
@@ -146,7 +146,7 @@ class SelfAttention(AttentionMap):
     def _ratio(self) -> float:
         r"""The $c$ in $V=c\,Q^\top K$, or an error that says why there is no energy."""
         known = isinstance(self.normaliser, Softmax | Exponential) or (
-            isinstance(self.normaliser, Sinkhorn) and self.normaliser.keeps == "both"
+            isinstance(self.normaliser, Sinkhorn) and self.normaliser.balanced
         )
         Q, K, V = (m.detach()[0] for m in self.matrices())
         B = self.affinity.factor(len(Q)) * Q.mT @ K
@@ -165,4 +165,4 @@ class SelfAttention(AttentionMap):
 
 @lipschitz_bound.register(SelfAttention)
 def _(field: SelfAttention, radius: float) -> Lipschitz:
-    return turned(attention_bound(field, radius), field.manifold)
+    return turned(attention_bound(field, field.matrices(), radius), field.manifold)
