@@ -109,7 +109,7 @@ CASES = {
         "The queries came without",
     ),
     "attending to nothing": (
-        lambda: pf.Transformer(2, depth=1, mask=pf.Causal()).double()(
+        lambda: pf.Transformer(2, depth=1, block=pf.Block(mask=pf.Causal())).double()(
             TIMED, ones(1, 2), ones(1) / 2
         ),
         "attends to nothing",
@@ -250,9 +250,9 @@ CASES = {
         lambda: pf.Attention(5).double().push(MU),
         "contexts in R^5",
     ),
-    "a name for a norm": (lambda: pf.Transformer(2, depth=1, norm="pre"), "pf.PreNorm()"),
+    "a name for a norm": (lambda: pf.Block(norm="pre"), "pf.PreNorm()"),
     "a norm of one coordinate": (
-        lambda: pf.Transformer(1, depth=1, norm=pf.PreNorm()),
+        lambda: pf.Transformer(1, depth=1, block=pf.Block(norm=pf.PreNorm())),
         "`width=`",
     ),
     "a list to compose": (lambda: pf.Compose([pf.MLP(2, 2)]), "Compose(*maps)"),
@@ -308,7 +308,9 @@ CASES = {
     "no head": (lambda: pf.Attention(2, head_dim=0), "`head_dim` must be"),
     "a pre-norm network on another space": (
         lambda: (
-            pf.Transformer(2, depth=1, norm=pf.PreNorm()).double().push(pf.Measure(ones(3, 3)))
+            pf.Transformer(2, depth=1, block=pf.Block(norm=pf.PreNorm()))
+            .double()
+            .push(pf.Measure(ones(3, 3)))
         ),
         "in R^2, got",
     ),

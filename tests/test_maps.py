@@ -105,9 +105,9 @@ def test_universal_architecture():
 @torch.no_grad()
 def test_norms_are_pointwise_maps_in_their_places():
     torch.manual_seed(1)
-    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PreNorm())
+    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, block=pf.Block(norm=pf.PreNorm()))
     torch.manual_seed(1)
-    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PostNorm())
+    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, block=pf.Block(norm=pf.PostNorm()))
     torch.manual_seed(1)
     plain = pf.Transformer(2, depth=1, hidden=4, step=0.5)
     gamma, mlp = (layer.gamma for layer in plain)

@@ -413,7 +413,9 @@ def test_results_are_of_the_dtype_of_the_points():
 
 def test_relations_of_a_transformer():
     """Each layer's values, integrated by its relations, are what the layer does."""
-    model = pf.Transformer(2, depth=3, heads=4, head_dim=3, norm=pf.PreNorm(), width=6)
+    model = pf.Transformer(
+        2, depth=3, heads=4, width=6, block=pf.Block(norm=pf.PreNorm(), head_dim=3)
+    )
     mu = cloud(8)
     found = model.relations(mu)
     assert len(found) == 3 and all(r.shape == (4, 8, 8) for r in found)

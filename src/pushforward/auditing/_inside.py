@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..flows import Flow, flow
-from ..maps import AttentionMap, Compose, InContextMap, advance
+from ..maps import AttentionMap, Composition, InContextMap, advance
 from ..measures import Measure
 from ..relations import Conditional, Coupling
 
@@ -175,7 +175,7 @@ def clouds_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
             gamma.field, mu, gamma.t1, t0=gamma.t0, solver=gamma.solver, save=save, progress=False
         )
         return [m.atoms for m in path]
-    if not isinstance(gamma, Compose):
+    if not isinstance(gamma, Composition):
         return [mu.atoms, advance(gamma, mu).atoms]
     found = [mu.atoms]
     for part in gamma:

@@ -7,7 +7,7 @@ from ._bounds import (
     average_bound as average_bound,
     score_bounds as score_bounds,
 )
-from ._composition import Compose as Compose
+from ._composition import Compose as Compose, Composition as Composition
 from ._in_context import (
     Answer as Answer,
     At as At,
@@ -31,4 +31,9 @@ from ._manifolds import (
     Torus as Torus,
 )
 from ._sequences import from_sequence_model as from_sequence_model
-from ._transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer
+from ._transformer import (
+    Block as Block,
+    PostNorm as PostNorm,
+    PreNorm as PreNorm,
+    Transformer as Transformer,
+)

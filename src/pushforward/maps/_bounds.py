@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from ..affinities import Dot, SquaredDistance
 from ..relations import Bilinear, Exponential, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
-from ._composition import Compose
+from ._composition import Composition
 from ._layers import MLP, Pointwise, Residual
 from ._lipschitz import Lipschitz, lipschitz_bound, norm, of_points, slope
 
 
-@lipschitz_bound.register(Compose)
-def composition_bound(gamma: Compose, radius: float) -> Lipschitz:
+@lipschitz_bound.register(Composition)
+def composition_bound(gamma: Composition, radius: float) -> Lipschitz:
     """Bound after bound, each in the ball that the images before lie in."""
     first, *others = gamma
     bound = lipschitz_bound(first, radius)
