@@ -20,8 +20,11 @@ def attention(impl, **options):
     return pf.Attention(2, heads=2, head_dim=3, impl=impl, **options)
 
 
-def transformer(impl, **options):
-    return pf.Transformer(2, depth=2, heads=2, hidden=5, impl=impl, **options)
+def transformer(impl, *, step=1.0, width=None, out_dim=None, **shared):
+    block = pf.Block(impl=impl, **shared)
+    return pf.Transformer(
+        2, depth=2, heads=2, hidden=5, step=step, width=width, out_dim=out_dim, block=block
+    )
 
 
 ATTENTIVE = {

@@ -109,7 +109,7 @@ CASES = {
         "The queries came without",
     ),
     "attending to nothing": (
-        lambda: pf.Transformer(2, depth=1, mask=pf.Causal()).double()(
+        lambda: pf.Transformer(2, depth=1, block=pf.Block(mask=pf.Causal())).double()(
             TIMED, ones(1, 2), ones(1) / 2
         ),
         "attends to nothing",
@@ -161,7 +161,7 @@ CASES = {
         lambda: pf.Transformer(2, depth=1).relations(ones(5, 2)),
         "`mu` must be a Measure, got Tensor",
     ),
-    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`count` must be"),
+    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
@@ -250,9 +250,9 @@ CASES = {
         lambda: pf.Attention(5).double().push(MU),
         "contexts in R^5",
     ),
-    "a name for a norm": (lambda: pf.Transformer(2, depth=1, norm="pre"), "pf.PreNorm()"),
+    "a name for a norm": (lambda: pf.Block(norm="pre"), "pf.PreNorm()"),
     "a norm of one coordinate": (
-        lambda: pf.Transformer(1, depth=1, norm=pf.PreNorm()),
+        lambda: pf.Transformer(1, depth=1, block=pf.Block(norm=pf.PreNorm())),
         "`width=`",
     ),
     "a list to compose": (lambda: pf.Compose([pf.MLP(2, 2)]), "Compose(*maps)"),
@@ -308,7 +308,9 @@ CASES = {
     "no head": (lambda: pf.Attention(2, head_dim=0), "`head_dim` must be"),
     "a pre-norm network on another space": (
         lambda: (
-            pf.Transformer(2, depth=1, norm=pf.PreNorm()).double().push(pf.Measure(ones(3, 3)))
+            pf.Transformer(2, depth=1, block=pf.Block(norm=pf.PreNorm()))
+            .double()
+            .push(pf.Measure(ones(3, 3)))
         ),
         "in R^2, got",
     ),

@@ -54,7 +54,7 @@ def test_euler_is_the_weight_tied_residual_network(depth):
 
 @pytest.mark.parametrize("norm", [None, pf.PreNorm()])
 def test_lie_splitting_is_the_transformer(norm):
-    model = pf.Transformer(2, depth=5, heads=2, hidden=7, step=0.3, norm=norm)
+    model = pf.Transformer(2, depth=5, heads=2, hidden=7, step=0.3, block=pf.Block(norm=norm))
     mu, x = measure(9), torch.randn(4, 2)
     field = pf.fields.of_transformer(model)
     G = pf.Flow(field, t1=1.5, solver=pf.flows.LieSplit(steps=5))

@@ -29,8 +29,12 @@ MAPS = {
     "residual": lambda: pf.Residual(pf.Attention(2), step=0.5),
     "composition": lambda: pf.Attention(2) @ pf.MLP(2, 3) @ pf.Attention(2),
     "transformer": lambda: pf.Transformer(2, depth=2, heads=2, hidden=4),
-    "pre-norm": lambda: pf.Transformer(2, depth=1, width=4, hidden=4, norm=pf.PreNorm(eps=0.5)),
-    "post-norm": lambda: pf.Transformer(2, depth=1, width=4, hidden=4, norm=pf.PostNorm(eps=0.5)),
+    "pre-norm": lambda: pf.Transformer(
+        2, depth=1, width=4, hidden=4, block=pf.Block(norm=pf.PreNorm(eps=0.5))
+    ),
+    "post-norm": lambda: pf.Transformer(
+        2, depth=1, width=4, hidden=4, block=pf.Block(norm=pf.PostNorm(eps=0.5))
+    ),
     "linear field": lambda: pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)),
     "sum": lambda: pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)),
     "flow": lambda: pf.Flow(pf.Attention(2), t1=0.5, solver=pf.RK4(4)),

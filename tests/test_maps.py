@@ -76,8 +76,8 @@ def test_queries_share_the_context_work(monkeypatch):
     """Keys, values and potentials are computed once a layer and call, for all its queries."""
     model = transformer(None, normaliser=pf.Sinkhorn(steps=3))
     calls = []
-    real = pf.Sinkhorn.find
-    monkeypatch.setattr(pf.Sinkhorn, "find", lambda *a: calls.append(1) or real(*a))
+    real = pf.Sinkhorn.relate
+    monkeypatch.setattr(pf.Sinkhorn, "relate", lambda *a, **k: calls.append(1) or real(*a, **k))
     mu, (x, _) = measure(), queries()
     model(mu, x)
     assert len(calls) == 2
@@ -105,9 +105,9 @@ def test_universal_architecture():
 @torch.no_grad()
 def test_norms_are_pointwise_maps_in_their_places():
     torch.manual_seed(1)
-    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PreNorm())
+    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, block=pf.Block(norm=pf.PreNorm()))
     torch.manual_seed(1)
-    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PostNorm())
+    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, block=pf.Block(norm=pf.PostNorm()))
     torch.manual_seed(1)
     plain = pf.Transformer(2, depth=1, hidden=4, step=0.5)
     gamma, mlp = (layer.gamma for layer in plain)

@@ -28,6 +28,7 @@ from .flows import RK4, Dopri5, Euler, Flow, Path, Sphere, Torus, fields, flow
 from .maps import (
     MLP,
     Attention,
+    Block,
     Causal,
     Compose,
     InContextMap,
@@ -44,7 +45,7 @@ from .representation import characterise, recover
 from .sinkhorn import doubly_stochastic
 
 __all__ = [
-    "RK4", "Affinity", "Attention", "Causal", "Compose", "Conditional", "Coupling", "Dopri5",
+    "RK4", "Affinity", "Attention", "Block", "Causal", "Compose", "Conditional", "Coupling", "Dopri5",
     "Dot", "Euler", "Flow", "InContextMap", "MLP", "Measure", "MeasureMap", "Normaliser", "Path",
     "Pointwise", "PostNorm", "PreNorm", "Relation", "Residual", "Sinkhorn", "Softmax", "Sphere",
     "SquaredDistance", "Torus", "Transformer", "audit", "characterise", "doubly_stochastic",

@@ -13,10 +13,5 @@ from ._affinity import (
     scores as scores,
 )
 from ._points import Features as Features, PointScores as PointScores
-from ._scores import Kernel as Kernel, Scores as Scores
-from ._tiles import (
-    CalledScores as CalledScores,
-    DenseScores as DenseScores,
-    MappedScores as MappedScores,
-    TopScores as TopScores,
-)
+from ._scores import Kernel as Kernel, Scores as Scores, mean_of as mean_of
+from ._tiles import TileScores as TileScores

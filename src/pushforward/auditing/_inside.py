@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..flows import Flow
-from ..maps import AttentionMap, Compose, InContextMap, advance
+from ..maps import AttentionMap, Composition, InContextMap, advance
 from ..measures import Measure
 from ..relations import Conditional, Coupling
 
@@ -172,7 +172,7 @@ def clouds_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
     if isinstance(gamma, Flow):
         save = min(STOPS, getattr(gamma.solver, "steps", STOPS))
         return [m.atoms for m in gamma.path(mu, save=save, progress=False)]
-    if not isinstance(gamma, Compose):
+    if not isinstance(gamma, Composition):
         return [mu.atoms, advance(gamma, mu).atoms]
     found = [mu.atoms]
     for part in gamma:

@@ -1,8 +1,13 @@
 r"""In-context maps $\Gamma(\mu,x)$: layers, attention, transformers, Lipschitz bounds."""
 
 from ._attention import Attention as Attention, AttentionMap as AttentionMap, Causal as Causal
-from ._bounds import attention_bound as attention_bound
-from ._composition import Compose as Compose
+from ._bounds import (
+    ScoreBounds as ScoreBounds,
+    attention_bound as attention_bound,
+    average_bound as average_bound,
+    score_bounds as score_bounds,
+)
+from ._composition import Compose as Compose, Composition as Composition
 from ._in_context import (
     Answer as Answer,
     At as At,
@@ -19,4 +24,9 @@ from ._lipschitz import (
     norm as norm,
 )
 from ._sequences import from_sequence_model as from_sequence_model
-from ._transformer import PostNorm as PostNorm, PreNorm as PreNorm, Transformer as Transformer
+from ._transformer import (
+    Block as Block,
+    PostNorm as PostNorm,
+    PreNorm as PreNorm,
+    Transformer as Transformer,
+)

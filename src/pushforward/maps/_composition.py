@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, cast
 
@@ -13,20 +14,11 @@ from ..sinkhorn import Starts
 from ._in_context import Answer, Container, InContextMap, stages, walk
 
 
-class Compose(Container):
-    r"""The composition $\Gamma_L\diamond\dots\diamond\Gamma_1$, first map first [A, eq. 8].
+class Composition(Container, ABC):
+    """Maps that are applied one after another: what `Compose` and `Transformer` share.
 
-    $$(\Gamma_2\diamond\Gamma_1)(\mu,x)=\Gamma_2\bigl(\Gamma_1(\mu,\cdot)_\sharp\mu,\
-      \Gamma_1(\mu,x)\bigr).$$
-
-    Its push-forward is the iterated push-forward, each layer evaluated once. Queries that move
-    with the context share each layer's work on it, and the atoms come out bit for bit the same
-    with or without them.
-
-    Examples:
-        >>> double = pf.Pointwise(lambda x: 2 * x)
-        >>> pf.Compose(double, pf.Residual(double)).push(pf.Measure(torch.ones(1, 1))).atoms
-        tensor([[6.]])
+    Args:
+        maps: the maps, first map first.
     """
 
     sequential: ClassVar[bool] = True
@@ -39,26 +31,13 @@ class Compose(Container):
             fix = "Wrap a module in `pf.Pointwise(module)`; a list of maps is `Compose(*maps)`."
             check_kind("maps", gamma, InContextMap, fix)
         for before, after in zip(maps, maps[1:], strict=False):
-            if before.dim != before.context_dim:
-                raise ValueError(
-                    f"Only the last map of a composition may be cross-attention, got "
-                    f"{type(before).__name__} from R^{before.context_dim} to R^{before.dim}: the "
-                    "maps after it need to know what became of its context."
-                )
-            if None not in (before.out_dim, after.dim) and before.out_dim != after.dim:
-                raise ValueError(
-                    f"Maps do not fit: {type(before).__name__} ends in R^{before.out_dim}, "
-                    f"{type(after).__name__} begins in R^{after.dim}."
-                )
+            _check_fit(before, after)
         self.maps = nn.ModuleList(maps)
         self.dim, self.context_dim = maps[0].dim, maps[0].context_dim
         self.out_dim = maps[-1].out_dim
 
     def parts(self) -> Sequence[InContextMap]:
         return tuple(self)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Compose:
-        return Compose(*parts)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
@@ -73,3 +52,41 @@ class Compose(Container):
     def __len__(self) -> int:
         """Number of maps."""
         return len(self.maps)
+
+
+class Compose(Composition):
+    r"""The composition $\Gamma_L\diamond\dots\diamond\Gamma_1$, first map first [A, eq. 8].
+
+    $$(\Gamma_2\diamond\Gamma_1)(\mu,x)=\Gamma_2\bigl(\Gamma_1(\mu,\cdot)_\sharp\mu,\
+      \Gamma_1(\mu,x)\bigr).$$
+
+    Its push-forward is the iterated push-forward, each layer evaluated once. Queries that move
+    with the context share each layer's work on it, and the atoms come out bit for bit the same
+    with or without them.
+
+    Args:
+        maps: the maps, first map first.
+
+    Examples:
+        >>> double = pf.Pointwise(lambda x: 2 * x)
+        >>> pf.Compose(double, pf.Residual(double)).push(pf.Measure(torch.ones(1, 1))).atoms
+        tensor([[6.]])
+    """
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> Compose:
+        return Compose(*parts)
+
+
+def _check_fit(before: InContextMap, after: InContextMap) -> None:
+    """Raise unless one map can follow the other."""
+    if before.dim != before.context_dim:
+        raise ValueError(
+            f"Only the last map of a composition may be cross-attention, got "
+            f"{type(before).__name__} from R^{before.context_dim} to R^{before.dim}: the "
+            "maps after it need to know what became of its context."
+        )
+    if None not in (before.out_dim, after.dim) and before.out_dim != after.dim:
+        raise ValueError(
+            f"Maps do not fit: {type(before).__name__} ends in R^{before.out_dim}, "
+            f"{type(after).__name__} begins in R^{after.dim}."
+        )

@@ -55,7 +55,7 @@ def _either(method: F) -> F:
 
 
 class InContextMap(nn.Module, ABC):
-    r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point [A, eq. 4].
+    r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point [A, Def. 2].
 
     An author writes one of two methods: `evaluate(mu, x)`, the value at points, or
     `condition(mu)`, which does the work that depends on the context alone and returns the function

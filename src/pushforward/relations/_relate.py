@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -18,15 +17,12 @@ from .._tools.checks import (
     check_tensor,
     holds,
 )
-from ..affinities import Affinity, CalledScores, DenseScores, Dot, Scores, scores as score_points
+from ..affinities import Affinity, Dot, Scores, TileScores, scores as score_points
 from ..measures import Measure
-from ._build import build
 from ._masses import Masses
-from ._normaliser import Normaliser
-from ._normalisers import Softmax
+from ._normalisers import Normaliser, Softmax
 from ._probabilities import Coupling
 from ._relation import Relation, aligned_weights
-from ._sinkhorn import Sinkhorn
 
 Encoder = Callable[[Measure, Tensor], Tensor]
 """A map of a measure and points, such as an in-context map."""
@@ -128,9 +124,12 @@ def _relate_as_given(what, mu, nu, normaliser, affinity, mask, start) -> Relatio
                 "Scores must be finite, or -inf where a pair is forbidden, got NaN or +inf. "
                 "A cost of +inf is a score of -inf."
             )
-        scores = DenseScores(what)
+        batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
+        if len(mu.batch_shape) > what.ndim - 2:
+            what = what.expand(*batch, *what.shape[-2:])
+        scores = TileScores.from_matrix(what)
     elif callable(what):
-        scores = CalledScores(lambda x, y: what(mu, nu, x, y), mu.atoms, nu.atoms)
+        scores = TileScores.from_pairs(lambda x, y: what(mu, nu, x, y), mu.atoms, nu.atoms)
         scores.tile(slice(0, 1))  # a function of another shape is found here, not at first use
     else:
         raise TypeError(
@@ -151,29 +150,26 @@ def _normalise(scores: Scores, mu, nu, normaliser, mask, start) -> Relation:
                 "`mask.bool()`; an additive mask of zeros and -inf with `mask == 0`."
             )
         check_shape("mask", mask, (*mask.shape[:-2], *scores.shape[-2:]), "One per pair.")
-        scores = DenseScores(scores.matrix(), scores.unit).forbidding(~mask)
-    if isinstance(scores, DenseScores) and len(mu.batch_shape) > scores.values.ndim - 2:
-        batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
-        scores = replace(scores, values=scores.values.expand(*batch, *scores.shape[-2:]))
+        scores = scores.forbidding(~mask)
     log_a, log_b = (aligned_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
-    _check_partners(scores, log_a, log_b, normaliser.two_sided)
+    _check_partners(scores, log_a, log_b, normaliser.needs_query_measure)
     if isinstance(start, Coupling | Masses):
         start = start.g
-    if start is not None and not isinstance(normaliser, Sinkhorn):
+    if start is not None and not normaliser.takes_start:
         raise ValueError(f"Only Sinkhorn has a `start`, got {type(normaliser).__name__}.")
     if start is not None:
         check_shape("start", start, log_b.shape, "It is a potential on the keys.")
         if not holds((start.isfinite() | (log_b == -torch.inf)).all()):
             raise ValueError("`start` must be finite, got NaN or inf. Start from nothing: None.")
-    found = normaliser.find(scores, log_a, log_b, None if start is None else start.detach())
-    return build(normaliser, scores, log_a, log_b, found)
+    return normaliser.relate(scores, log_a, log_b, start=None if start is None else start.detach())
 
 
 def _check_partners(scores: Scores, log_a: Tensor, log_b: Tensor, both: bool) -> None:
     """Raise if an atom with mass has no allowed partner with mass."""
-    if not isinstance(scores, DenseScores):
+    forbidden = scores.forbidden
+    if forbidden is None:
         return
-    allowed = (scores.values > -torch.inf) & (log_b > -torch.inf)[..., None, :]
+    allowed = ~forbidden & (log_b > -torch.inf)[..., None, :]
     alone = ~allowed.any(-1) & (log_a > -torch.inf)
     sides = [("query", alone)]
     if both:

@@ -83,6 +83,7 @@ class SelfAttention(AttentionMap, Field):
         register_tensors(self, Q=Q, K=K, V=V)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """$Q$, $K$ and $V$, heads first."""
         Q, K, V = (m if m.ndim == 3 else m[None] for m in (self.Q, self.K, self.V))
         return Q, K, V
 
@@ -141,7 +142,7 @@ class SelfAttention(AttentionMap, Field):
     def _ratio(self) -> float:
         r"""The $c$ in $V=c\,Q^\top K$, or an error that says why there is no energy."""
         known = isinstance(self.normaliser, Softmax | Exponential) or (
-            isinstance(self.normaliser, Sinkhorn) and self.normaliser.keeps == "both"
+            isinstance(self.normaliser, Sinkhorn) and self.normaliser.balanced
         )
         Q, K, V = (m.detach()[0] for m in self.matrices())
         B = self.affinity.factor(len(Q)) * Q.mT @ K
@@ -161,5 +162,5 @@ class SelfAttention(AttentionMap, Field):
 @lipschitz_bound.register(SelfAttention)
 def _(field: SelfAttention, radius: float) -> Lipschitz:
     """The bound of attention, and that of the tangent part of a vector as long as it."""
-    bound = attention_bound(field, radius)
+    bound = attention_bound(field, field.matrices(), radius)
     return replace(bound, x=bound.x + projection_lipschitz(field.manifold, bound.reach))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..._tools.checks import check_kind, check_number
 from ...maps import (
     Answer,
-    Compose,
+    Composition,
     Container,
     InContextMap,
     Lipschitz,
@@ -325,7 +325,7 @@ def _shallow_copy(module: M) -> M:
     return new
 
 
-def of_transformer(model: Compose) -> Sum:
+def of_transformer(model: Composition) -> Sum:
     r"""The depth limit of a transformer: the field $\mathcal A_t+H_t$, interpolated in depth.
 
     With `LieSplit(steps=L)` on $[0,Lh]$ its flow is the transformer of $L$ blocks with step $h$
@@ -342,7 +342,7 @@ def of_transformer(model: Compose) -> Sum:
         >>> torch.equal(flow.push(mu).atoms, model.push(mu).atoms)
         True
     """
-    check_kind("model", model, Compose, "Use a `pf.Transformer`.")
+    check_kind("model", model, Composition, "Use a `pf.Transformer`.")
     blocks = [m for m in model if isinstance(m, Residual)]
     steps = {m.step for m in blocks}
     if len(blocks) != len(model) or len(blocks) % 2 or len(steps) != 1:
