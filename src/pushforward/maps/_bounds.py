@@ -18,7 +18,13 @@ from ..relations import Bilinear, Exponential, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
 from ._composition import Composition
 from ._layers import MLP, Pointwise, Residual
-from ._lipschitz import Lipschitz, lipschitz_bound, norm, of_points, slope
+from ._lipschitz import (
+    Lipschitz,
+    function_lipschitz,
+    lipschitz_bound,
+    norm,
+    pointwise_lipschitz,
+)
 
 
 @lipschitz_bound.register(Composition)
@@ -47,15 +53,17 @@ def pointwise_bound(gamma: Pointwise, radius: float) -> Lipschitz:
     if dim is None:
         raise NotImplementedError("A bound needs the dimension: `Pointwise(f, dim=...)`.")
     zero = tensors[0].new_zeros(1, dim) if tensors else torch.zeros(1, dim)
-    return of_points(f, slope(f), radius, zero)
+    return pointwise_lipschitz(f, function_lipschitz(f), radius, zero)
 
 
 @lipschitz_bound.register(MLP)
 def mlp_bound(gamma: MLP, radius: float) -> Lipschitz:
     r"""$\|A_2\|\,\mathrm{Lip}(\sigma)\,\|A_1\|$, and 1 for the skip."""
-    steep = slope(gamma.A1) * slope(gamma.activation) * slope(gamma.A2) + gamma.skip
+    layers = (gamma.A1, gamma.activation, gamma.A2)
+    constant = math.prod(map(function_lipschitz, layers)) + gamma.skip
     zero = gamma.A1.weight.new_zeros(1, gamma.A1.in_features)
-    return of_points(lambda x: gamma.A2(gamma.activation(gamma.A1(x))), steep, radius, zero)
+    inner = lambda x: gamma.A2(gamma.activation(gamma.A1(x)))  # the skip is zero at the origin
+    return pointwise_lipschitz(inner, constant, radius, zero)
 
 
 @lipschitz_bound.register(Attention)
