@@ -132,7 +132,7 @@ def test_birkhoff_takes_what_doubly_stochastic_certifies():
         torch.manual_seed(seed)
         result = pf.doubly_stochastic(torch.randn(6, 6))
         assert result.converged
-        pf.approximation.birkhoff(result.matrix)
+        pf.approximation.birkhoff(result.scaled)
 
 
 @pytest.mark.xfail(strict=True, raises=ValueError)

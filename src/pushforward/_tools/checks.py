@@ -69,7 +69,9 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     if hasattr(tensor, "atoms"):
         fix = "Its points are `.atoms`."
     elif hasattr(tensor, "matrix"):
-        fix = "Its masses are `.matrix()`." if callable(tensor.matrix) else "Take its `.matrix`."
+        fix = "Its masses are `.matrix()`."
+    elif hasattr(tensor, "scaled"):
+        fix = "Its matrices are `.scaled`."
     check_kind(name, tensor, Tensor, fix)
 
 
