@@ -8,16 +8,16 @@ from pathlib import Path
 
 @contextmanager
 def atomic_file(file: str | os.PathLike) -> Iterator[Path]:
-    """A draft beside `file` that takes its place when the block ends without an error.
+    """A temporary file beside `file` that replaces it when the block ends without an error.
 
-    Readers see the old file or the new one, never a part; the draft is gone in either case.
+    Readers see the old file or the new one, never a part. The temporary file is always removed.
     """
     file = Path(file)
-    draft = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    temporary = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
     try:
-        yield draft
-        with open(draft, "rb") as written:
+        yield temporary
+        with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        os.replace(draft, file)
+        os.replace(temporary, file)
     finally:
-        draft.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

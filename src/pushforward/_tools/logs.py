@@ -1,4 +1,4 @@
-"""Logarithms of masses that may be zero: minus infinity, and never a NaN in a gradient."""
+"""Logarithms of masses that may be zero: minus infinity, without NaN in gradients."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What is computed in which dtype: log-weights and scores are never half precision."""
+"""Which dtype computes what: log-weights and scores are never in half precision."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
-_AS_IT_IS = nullcontext()
+_UNCHANGED = nullcontext()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -20,13 +20,13 @@ def widen(x: Tensor) -> Tensor:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Keep autocast away: in half precision products would round weights and positions."""
+    """Switch autocast off: products in half precision would round weights and positions."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _UNCHANGED
 
 
 def align(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Bring all to the widest of their dtypes, and none to half precision."""
+    """All tensors in the widest of their dtypes, at least float32."""
     dtype = tensors[0].dtype
     if dtype not in HALF and all(t.dtype == dtype for t in tensors):
         return tensors

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 
 @contextmanager
 def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar, told how far it is; it appears after a second.
+    """A progress bar that appears after a second; the block calls the result with the count done.
 
     Args:
-        what: what takes so long.
-        total: how far it goes.
+        what: the label of the bar.
+        total: the count at the end.
         show: whether to show it; by default at a terminal, if rich is installed.
     """
     if show is None:
