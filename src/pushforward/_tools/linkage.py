@@ -1,4 +1,4 @@
-"""Single linkage: groups of points joined by short steps, and sums over groups."""
+"""Single linkage: groups of points joined by short steps."""
 
 import numpy as np
 import torch
@@ -23,14 +23,6 @@ def label_points(points: Tensor, times: Tensor | None, tol: float) -> tuple[Tens
     members = torch.arange(len(points), device=label.device)
     first = torch.full((int(label.max()) + 1,), len(points), device=label.device)
     return label, first.scatter_reduce(0, label, members, "amin")
-
-
-def logsumexp_by_label(values: Tensor, label: Tensor, count: int) -> Tensor:
-    """Log-sum-exp of the values that share a label."""
-    top = values.detach().new_full((count,), -torch.inf)
-    top = top.scatter_reduce(0, label, values.detach(), "amax")
-    total = torch.zeros_like(top).index_add(0, label, (values - top[label]).exp())
-    return top + total.log()
 
 
 def single_linkage(points: np.ndarray, tol: float) -> np.ndarray:

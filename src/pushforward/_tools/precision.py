@@ -1,4 +1,8 @@
-"""Which dtype computes what: log-weights and scores are never in half precision."""
+"""Safe numbers: which dtype computes what, and logarithms of masses that may be zero.
+
+Log-weights and scores are never in half precision. The logarithm of 0 is minus infinity, without
+NaN in gradients.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -33,3 +37,21 @@ def align(*tensors: Tensor) -> tuple[Tensor, ...]:
     for t in tensors:
         dtype = torch.promote_types(dtype, t.dtype)
     return tuple(t.to(wide(dtype)) for t in tensors)
+
+
+def safe_log(x: Tensor) -> Tensor:
+    r"""The logarithm with $\log0=-\infty$ and gradient 0 there, not NaN."""
+    zero = x == 0
+    return x.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
+
+
+def safe_logsumexp(scores: Tensor) -> Tensor:
+    """Log-sum-exp over the last axis; minus infinity, without gradient, if all scores are."""
+    empty = (scores == -torch.inf).all(-1)
+    return scores.masked_fill(empty[..., None], 0).logsumexp(-1).masked_fill(empty, -torch.inf)
+
+
+def safe_softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis; zero, without gradient, if all scores are minus infinity."""
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import holds
-from .._tools.linkage import label_points, logsumexp_by_label
-from .._tools.logs import safe_log
-from .._tools.precision import widen
+from .._tools.linkage import label_points
+from .._tools.precision import safe_log, widen
 from .._tools.types import Points, Times, Weights
 
 
@@ -59,7 +58,7 @@ def merge(cloud: Cloud, tol: float) -> Cloud:
     atoms, logs, times = strip(cloud)
     x = widen(atoms)
     label, first = label_points(atoms.detach(), times, tol)
-    mass = logsumexp_by_label(logs, label, len(first))
+    mass = _logsumexp_by_label(logs, label, len(first))
     share = (logs - mass[label]).exp()[:, None]
     base = x[first]
     # Barycentres are formed relative to a member, so that equal points keep their very bits.
@@ -91,3 +90,11 @@ def split(cloud: Cloud, parts: int | Sequence[float], atom: int | None) -> Cloud
         offset = torch.cat([zeros[:before], log_shares, zeros[:after]])
     copied = cloud.select(indices.repeat_interleave(counts))
     return copied._replace(log_weights=copied.log_weights + offset)
+
+
+def _logsumexp_by_label(values: Tensor, label: Tensor, count: int) -> Tensor:
+    """Log-sum-exp of the values that share a label."""
+    top = values.detach().new_full((count,), -torch.inf)
+    top = top.scatter_reduce(0, label, values.detach(), "amax")
+    total = torch.zeros_like(top).index_add(0, label, (values - top[label]).exp())
+    return top + total.log()

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_mass, check_same, check_shape, holds
-from .._tools.logs import safe_log
-from .._tools.precision import full_precision, wide, widen
+from .._tools.precision import full_precision, safe_log, wide, widen
 from ._canonical import Cloud, cover
 
 
