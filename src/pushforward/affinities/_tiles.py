@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.logs import safe_logsumexp, safe_softmax
-from .._tools.precision import wide
+from .._tools.precision import safe_logsumexp, safe_softmax, wide
 from ._scores import Scores, by_rows, linear_by_rows
 
 

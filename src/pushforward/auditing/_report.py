@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_floating, check_seed, check_sizes
-from .._tools.files import atomic_file
-from .._tools.progress import bar
+from .._tools.output import atomic_file, bar
 from ..representation import BlackBoxError
 from ._calling import left_alone, sane_subject
 from ._case import Case, Padded

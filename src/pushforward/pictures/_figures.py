@@ -12,7 +12,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from .._tools.checks import check_kind, check_number
-from .._tools.files import atomic_file
+from .._tools.output import atomic_file
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Masses, Relation
 

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_sizes, check_sums, holds
-from .._tools.logs import safe_log, safe_softmax
-from .._tools.precision import widen
+from .._tools.precision import safe_log, safe_softmax, widen
 from ..affinities import DenseScores
 from ..measures import Measure
 from ..sinkhorn import Problem, centre, tilted

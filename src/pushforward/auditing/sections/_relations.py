@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...approximation import rounding
+from ...approximation import conditional_rank
 from ...maps import InContextMap
 from ...measures import Measure
 from ...pictures import plot
@@ -115,24 +115,9 @@ def head_numbers(P: Tensor) -> dict:
     return {
         "entropy": float(entropy) / math.log(n) if n > 1 else 1.0,
         "columns": float(columns),
-        "rank": _rank(P),
+        "rank": conditional_rank(P),
         "self": float(p.diagonal().mean()) if m == n else None,
     }
-
-
-def _rank(P: Tensor) -> int | None:
-    """Of the logarithm with rows centred; None where some pairs are not related at all.
-
-    Keys that nobody attends to are left out.
-    """
-    P = P[:, (P > 0).any(0)]
-    if not bool((P > 0).all()):
-        return None
-    logs = P.double().log()
-    sigma = torch.linalg.svdvals(logs - logs.mean(-1, keepdim=True))
-    # entries carry a relative error of about one rounding unit times the size of their exponent
-    unit = rounding(P) * float(1 + logs.abs().max())
-    return int((sigma > unit * math.sqrt(P.numel())).sum())
 
 
 def _mean(values: list) -> float:
