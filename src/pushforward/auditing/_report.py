@@ -15,12 +15,12 @@ from torch import Tensor
 from .._tools.checks import check_callable, check_floating, check_seed, check_sizes
 from .._tools.files import atomic_file
 from .._tools.progress import bar
+from ..pictures import page
 from ..representation import BlackBoxError
 from ._calling import left_alone, sane_subject
 from ._case import Case, Padded
-from ._page import page
 from ._population import Population
-from ._section import Section, Status
+from ._section import Section, Status, plain
 from ._subjects import Unrecovered
 from .sections import depth, relations, sensitivity, size, symmetries, theorem
 
@@ -107,7 +107,8 @@ class Audit:
     def to_html(self) -> str:
         """One page with everything in it, which needs no network."""
         about = [("How", self.how), ("Data", self.data), ("Seed", str(self.seed))]
-        return page(f"Audit of {self.model}", self.verdict, self.exit_code, about, self.sections)
+        parts = [s.to_dict() | {"plots": plain(s.plots)} for s in self.sections]
+        return page(f"Audit of {self.model}", self.verdict, self.exit_code, about, parts)
 
     def save(self, file: str | os.PathLike) -> Path:
         """Write a file, all at once: a page (`.html`), numbers (`.json`) or text (`.txt`).
