@@ -314,7 +314,19 @@ CASES = {
     ),
     "an infinite exponent": (lambda: pf.wasserstein(MU, MU, p=INF), "finite"),
     "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "positive and finite"),
-    "no steps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, max_steps=0), "at least 1"),
+    "a divergence of some steps": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(steps=5)),
+        "needs plans to a tolerance",
+    ),
+    "a divergence with slack": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(slack=1.0)),
+        "Leave `slack` out",
+    ),
+    "a divergence by softmax": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Softmax()),
+        "must be a Sinkhorn, got Softmax",
+    ),
+    "no steps": (lambda: pf.Sinkhorn(max_steps=0), "at least 1"),
     "no projections": (lambda: pf.sliced_wasserstein(MU, MU, projections=0), "at least 1"),
     "flat queries": (lambda: ops.log_integral(ones(2), X, ones(3)), "(..., n, k)"),
     "a list of queries": (lambda: ops.log_integral([1.0], X, ones(3)), "`q` must be a Tensor"),

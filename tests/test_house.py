@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "affinities": "_tools ops measures",
     "sinkhorn": "_tools ops affinities",
     "relations": "_tools measures affinities sinkhorn",
-    "distances": "_tools measures affinities sinkhorn",
+    "distances": "_tools measures affinities sinkhorn relations",
     "pictures": "_tools measures relations",
     "maps": "_tools ops measures affinities relations",
     "flows": "_tools ops measures affinities sinkhorn relations distances pictures maps",
