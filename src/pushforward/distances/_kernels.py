@@ -34,9 +34,9 @@ def energy_distance(mu: Measure, nu: Measure) -> Distance:
 def mmd(mu: Measure, nu: Measure, *, bandwidth: float = 1.0) -> Distance:
     r"""The maximum mean discrepancy of the kernel $k(x,y)=e^{-|x-y|^2/2\sigma^2}$.
 
-    $\bigl(\int\!\!\int k\,d(\mu-\nu)\,d(\mu-\nu)\bigr)^{1/2}$: the exact value for the two measures,
-    in time $mn$ and linear memory. Its square is a difference of means of size one; below
-    $4\cdot10^{-15}$ it counts as 0.
+    $\bigl(\int\!\!\int k\,d(\mu-\nu)\,d(\mu-\nu)\bigr)^{1/2}$: the exact value for two
+    measures, in time $mn$ and linear memory. Its square is a difference of means of size one;
+    below $4\cdot10^{-15}$ it counts as 0.
 
     Args:
         mu: a measure.
