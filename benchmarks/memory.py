@@ -36,7 +36,7 @@ def relation(n, normaliser):
     x, y = torch.rand(n, 4, requires_grad=True), torch.rand(n, 4, requires_grad=True)
     mu, nu = pf.Measure(x, torch.rand(n, requires_grad=True)), pf.Measure(y)
     near = pf.SquaredDistance(2.0)
-    pf.relate(x, y, mu, nu, affinity=near, normaliser=normaliser).apply(y).sum().backward()
+    pf.relate(mu, nu, affinity=near, normaliser=normaliser).apply(y).sum().backward()
 
 
 def work(name, n):

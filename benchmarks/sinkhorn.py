@@ -78,7 +78,7 @@ def make(solver, x, y, eps, tol):
             pf.sinkhorn.STORE["cpu"] = 0
         mu, nu = pf.Measure(x), pf.Measure(y)
         near, to = pf.SquaredDistance(eps), pf.Sinkhorn(tol=tol)
-        solve = lambda: pf.relate(x, y, mu, nu, affinity=near, normaliser=to)
+        solve = lambda: pf.relate(mu, nu, affinity=near, normaliser=to)
         return solve, lambda pi: (error(x, y, eps, *pi.potentials), pi.steps)
     if solver.startswith("POT"):
         import ot

@@ -49,8 +49,8 @@ class Layout(NamedTuple):
 class TileScores(Scores):
     """Scores that are formed a tile of rows at a time; their gradients form each tile again.
 
-    Made by `from_matrix`, `from_pairs` or `mapped`. Everything is lazy: a change of scale, dtype or
-    batch is applied to the tiles as they come.
+    Made by `from_matrix`, `from_pairs` or `mapped`. Everything is lazy: a change of scale, dtype
+    or batch is applied to the tiles as they come.
 
     Args:
         rows: forms rows of the matrix, `(*b, r, n)`.

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_kind, check_shape, check_sizes, holds
+from ..affinities import Matrix
 from ..distances import wasserstein
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Normaliser, Relation, Sinkhorn, Softmax, relate
@@ -122,7 +123,7 @@ class Approximation(ABC):
 
     @abstractmethod
     def affinity(self, mu: Measure, nu: Measure, x: Tensor, y: Tensor) -> Tensor:
-        r"""$A(\mu,\nu,x,y)$ at points `(..., m, 1, d)`, `(..., 1, n, d)`, to give to `relate`."""
+        r"""$A(\mu,\nu,x,y)$ at points `(..., m, 1, d)`, `(..., 1, n, d)`, as `Pairs` calls it."""
 
     @abstractmethod
     def bound(self, mu: Measure, nu: Measure) -> Gap:
@@ -131,7 +132,8 @@ class Approximation(ABC):
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """The relation that the affinity defines between two measures."""
         x, y = mu.atoms[..., :, None, :], nu.atoms[..., None, :, :]
-        return relate(self.affinity(mu, nu, x, y), mu, nu, normaliser=self.normaliser)
+        scores = Matrix(self.affinity(mu, nu, x, y))
+        return relate(mu, nu, affinity=scores, normaliser=self.normaliser)
 
     @property
     def _floor(self) -> float:

@@ -61,7 +61,7 @@ class Sinkhorn(Normaliser):
 
     Examples:
         >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))
-        >>> pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
+        >>> pi = pf.relate(mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
         >>> bool(pi.converged)
         True
     """
@@ -124,7 +124,9 @@ class Sinkhorn(Normaliser):
         worst = float(end.residual.max()) if end.residual.numel() else 0.0
         if not worst <= self._tol:
             self._warn(worst, end.steps, scores)
-        return self._plan(scores, problem, differentiable(scores, problem, end.g), end.steps, dtype)
+        return self._plan(
+            scores, problem, differentiable(scores, problem, end.g), end.steps, dtype
+        )
 
     def _prepared(self, scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
         """A problem that has a solution, in a precision that can show it."""
