@@ -29,8 +29,13 @@ MAX_STEPS = 2000
 """Products after which conjugate gradients give up, with a warning."""
 
 
-def differentiable(scores: Scores, problem: Problem, g: Tensor) -> Tensor:
-    """The potential `g` of a fixed point, with its gradients in scores and weights."""
+def differentiable(
+    scores: Scores, problem: Problem, g: Tensor, memory: int | None = None
+) -> Tensor:
+    """The potential `g` of a fixed point, with its gradients in scores and weights.
+
+    `memory` is how many bytes a stored kernel may take in the backward pass, as in `Settings`.
+    """
     g = g.detach()
     some = (scores.tile(slice(0, 1)), problem.log_a, problem.log_b)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in some)):
@@ -39,7 +44,7 @@ def differentiable(scores: Scores, problem: Problem, g: Tensor) -> Tensor:
     f = -problem.damping[0] * r.detach()
     c = scores.over_queries(tilted(problem.log_a, f))
     return _Implicit.apply(
-        r, c, g, lambda up: _adjoint(scores.detach(), problem.detach(), f, g, up)
+        r, c, g, lambda up: _adjoint(scores.detach(), problem.detach(), (f, g), up, memory)
     )
 
 
@@ -63,12 +68,17 @@ class _Implicit(torch.autograd.Function):
 
 
 def _adjoint(
-    scores: Scores, problem: Problem, f: Tensor, g: Tensor, up: Tensor
+    scores: Scores,
+    problem: Problem,
+    potentials: tuple[Tensor, Tensor],
+    up: Tensor,
+    memory: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `r` and `c` for the gradient `up` of the potential."""
+    f, g = potentials
     over_keys, over_queries = tilted(problem.log_b, g), tilted(problem.log_a, f)
     tau = problem.damping[0] * problem.damping[1]
-    kernel: Kernel = stored(scores, problem, f, g)
+    kernel: Kernel = stored(scores, problem, f, g, memory)
     rows = lambda y: kernel.average(y[..., None], over_keys)[..., 0]
     columns = lambda x: kernel.T.average(x[..., None], over_queries)[..., 0]
     b = (over_keys + scores.over_queries(over_queries)).exp().nan_to_num(0)

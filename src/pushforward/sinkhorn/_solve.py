@@ -28,8 +28,8 @@ CYCLE = 10
 """Steps between two looks at the error where looking waits for a device; also the most steps of
 one cycle of acceleration."""
 
-STORE = {"cpu": 1 << 30, "cuda": 1 << 33}
-"""Bytes a stored kernel may take. Beyond, every step forms its scores again."""
+MEMORY = {"cpu": 1 << 30, "cuda": 1 << 33}
+"""Bytes a stored kernel may take by default. Beyond, every step forms its scores again."""
 
 REACH = {torch.float32: 30.0, torch.float64: 300.0}
 """How far potentials may go from those of a stored kernel before its small entries are missed."""
@@ -71,12 +71,15 @@ class Settings:
         max_steps: steps after which it gives up.
         anneal: whether it starts at high temperature.
         accelerate: whether steps are mixed by Anderson's method.
+        memory: bytes that a stored kernel may take; None for the default of the device, 0 to
+            form the scores again in every step.
     """
 
     tol: float
     max_steps: int
     anneal: bool = True
     accelerate: bool = True
+    memory: int | None = None
 
 
 @torch.no_grad()
@@ -229,9 +232,11 @@ def _mix(moves: list[Tensor], turns: list[Tensor], residue: Tensor, weights: Ten
     return (share * move).sum(-2)
 
 
-def stored(scores: Scores, problem: Problem, f: Tensor, g: Tensor) -> Kernel:
+def stored(
+    scores: Scores, problem: Problem, f: Tensor, g: Tensor, memory: int | None = None
+) -> Kernel:
     """The kernel at given potentials, in memory if it fits."""
-    if not _fits(scores, scores.dtype):
+    if not _fits(scores, scores.dtype, memory):
         return scores
     alive = lambda p, logs: p.masked_fill(logs == -torch.inf, -torch.inf)
     kernel = StoredKernel.absorb(
@@ -241,9 +246,11 @@ def stored(scores: Scores, problem: Problem, f: Tensor, g: Tensor) -> Kernel:
     return kernel if bool(kernel.matrix.isfinite().all()) else scores
 
 
-def _fits(scores: Scores, dtype: torch.dtype) -> bool:
-    room = STORE["cpu" if scores.device.type == "cpu" else "cuda"]
-    return scores.shape.numel() * dtype.itemsize <= room
+def _fits(scores: Scores, dtype: torch.dtype, memory: int | None) -> bool:
+    """Whether the kernel takes no more than `memory` bytes."""
+    if memory is None:
+        memory = MEMORY["cpu" if scores.device.type == "cpu" else "cuda"]
+    return scores.shape.numel() * dtype.itemsize <= memory
 
 
 class _Store:
@@ -279,8 +286,9 @@ class _Store:
 
     def near(self, g: Tensor) -> Kernel:
         """The stored kernel, or the scores themselves."""
-        if self.kernel is None and self.dtype is not None and _fits(self.scores, self.dtype):
-            self.kernel = StoredKernel.normal(self.scores, self.problem.log_b, g, self.dtype)
+        dtype, memory = self.dtype, self.settings.memory
+        if self.kernel is None and dtype is not None and _fits(self.scores, dtype, memory):
+            self.kernel = StoredKernel.normal(self.scores, self.problem.log_b, g, dtype)
         return self.scores if self.kernel is None else self.kernel
 
     def reaches(self, point: _Point) -> bool:
@@ -333,7 +341,7 @@ def _from_sample(scores: PointScores, problem: Problem, settings: Settings) -> T
     some, others = (_systematic(logs, COARSE) for logs in (problem.log_a, problem.log_b))
     even = torch.full_like(some, -math.log(COARSE), dtype=problem.log_b.dtype)
     small = Problem(even, even, problem.slack)
-    rough = Settings(max(settings.tol, 1e-2), 10 * CYCLE, accelerate=settings.accelerate)
+    rough = replace(settings, tol=max(settings.tol, 1e-2), max_steps=10 * CYCLE)
     pairs = scores.pick(some, others)
     f = small.rows(pairs, solve(pairs, small, rough).g)
     everyone = torch.arange(scores.shape[-1], device=scores.device)
