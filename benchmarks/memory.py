@@ -41,8 +41,7 @@ def relation(n, normaliser):
 
 def work(name, n):
     if "sinkhorn" in name:
-        pf.sinkhorn.STORE["cpu"] = 0
-        implicit = pf.Sinkhorn(tol=0.5, max_steps=2)
+        implicit = pf.Sinkhorn(tol=0.5, max_steps=2, memory=0)
         return relation(n, pf.Sinkhorn(steps=2) if "steps" in name else implicit)
     q, k, v = (torch.randn(n, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(n, requires_grad=True)

@@ -164,6 +164,7 @@ CASES = {
     "no samples": (lambda: pf.relate(MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
+    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a number of bytes"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
     "points instead of a measure": (
         lambda: pf.relate(MU.atoms, MU),

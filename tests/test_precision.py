@@ -121,3 +121,24 @@ def test_functions_are_called_in_their_own_dtype():
     function = lambda mu, nu, x, y: 900 * (linear(x) * linear(y)).sum(-1)
     pi = pf.relate(mu, mu, affinity=pf.Pairs(function), normaliser=pf.Sinkhorn(tol=1e-5))
     assert pi.converged and pi.scores.dtype == torch.float64
+
+
+@pytest.mark.parametrize("options", [{}, {"slack": 1.0}], ids=["coupling", "slack"])
+def test_without_memory_every_step_streams(options, monkeypatch):
+    """No kernel is stored, in the solve or in its gradients, and the relation is the same."""
+    mu, nu = pair(30, 40)
+    near, results = pf.SquaredDistance(0.3), []
+    made, real = [], StoredKernel.__init__
+    count = lambda *args, **more: made.append(1) or real(*args, **more)
+    monkeypatch.setattr(StoredKernel, "__init__", count)
+    for memory in (None, 30 * 40 * 8 - 1, 0):
+        made.clear()
+        x = mu.atoms.clone().requires_grad_()
+        to = pf.Sinkhorn(tol=1e-12, memory=memory, **options)
+        pi = pf.relate(pf.Measure(x, mu.weights), nu, affinity=near, normaliser=to)
+        (grad,) = torch.autograd.grad(pi.apply(nu.atoms).square().sum(), x)
+        assert bool(made) == (memory is None)
+        results.append((pi.matrix().detach(), grad))
+    for p, grad in results[1:]:
+        assert torch.allclose(p, results[0][0], atol=1e-11)
+        assert torch.allclose(grad, results[0][1], atol=1e-9)
