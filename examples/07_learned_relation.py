@@ -28,13 +28,14 @@ def eccentricity(mu, x):
 
 def rule(mu, nu):
     """A weakly continuous coupling system."""
-    near = pf.SquaredDistance(0.1)
-    return pf.relate(eccentricity, eccentricity, mu, nu, affinity=near, normaliser=pf.Sinkhorn())
+    near = pf.Encoded(eccentricity, eccentricity, pf.SquaredDistance(0.1))
+    return pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
 
 
 sizes = dict(depth=2, heads=2, head_dim=16, hidden=64, width=32, out_dim=8)
 q, k = pf.Transformer(2, **sizes), pf.Transformer(2, **sizes)
-learned = lambda mu, nu: pf.relate(q, k, mu, nu, normaliser=pf.Sinkhorn(steps=10))
+options = dict(affinity=pf.Encoded(q, k), normaliser=pf.Sinkhorn(steps=10))
+learned = lambda mu, nu: pf.relate(mu, nu, **options)
 
 
 def draw(n, batch=()):

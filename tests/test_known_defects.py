@@ -165,4 +165,4 @@ def test_softmax_refuses_scores_beyond_the_dtype():
     mu = pf.Measure(torch.randn(5, 2, dtype=torch.float32))
     far = 1e20 * mu.atoms
     with pytest.raises(ValueError, match="finite"):
-        pf.relate(far, far, mu, mu)
+        pf.relate(mu, mu, affinity=pf.Encoded(far, far))

@@ -44,9 +44,7 @@ def shifted(mu, nu):
 def entropic(eps):
     """Entropic optimal transport of the squared distance, as a rule."""
     near = pf.SquaredDistance(eps)
-    return lambda mu, nu: pf.relate(
-        mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=pf.Sinkhorn()
-    )
+    return lambda mu, nu: pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
 
 
 def halves(mu, nu):
@@ -254,7 +252,7 @@ def test_the_affinity_is_a_function_of_pairs_for_relate(approximate, name, rule)
     """Given to `relate`, in tiles and on other queries, it makes the same relation."""
     mu, nu, near = cloud(12), cloud(15), approximate(rule(1), box(5), tau=0.01, delta=0.01)
     matrix = near(mu, nu).matrix()
-    again = pf.relate(near.affinity, mu, nu, normaliser=near.normaliser)
+    again = pf.relate(mu, nu, affinity=pf.Pairs(near.affinity), normaliser=near.normaliser)
     assert type(again) is type(near(mu, nu)) and torch.allclose(again.matrix(), matrix, atol=1e-6)
     whole = near.affinity(mu, nu, mu.atoms[:, None], nu.atoms[None])
     part = near.affinity(mu, nu, mu.atoms[3:5, None], nu.atoms[None, 2:9])
@@ -313,7 +311,9 @@ def test_bound_k_for_any_coupling_system(seed, tau, delta):
     mu = pf.Measure(torch.rand(9, 1), (3 * torch.randn(9)).exp())
     nu = pf.Measure(torch.rand(11, 1), (3 * torch.randn(11)).exp())
     hats = box(6)
-    target = pf.relate(5 * torch.randn(9, 11), mu, nu, normaliser=pf.Sinkhorn(tol=1e-11))
+    target = pf.relate(
+        mu, nu, affinity=pf.Matrix(5 * torch.randn(9, 11)), normaliser=pf.Sinkhorn(tol=1e-11)
+    )
     rule = lambda mu, nu: target
     near = SinkhornApproximation(rule, hats, tau=tau, delta=delta)
     exact = SinkhornApproximation(rule, hats, tau=0.0, delta=delta)
@@ -371,7 +371,7 @@ def test_softmax_moves_by_at_most_tanh(seed, size):
     torch.manual_seed(seed)
     mu, nu = cloud(6), cloud(8)
     a, b = size * torch.randn(6, 8), size * torch.randn(6, 8)
-    p, q = (pf.relate(s, mu, nu).matrix() for s in (a, b))
+    p, q = (pf.relate(mu, nu, affinity=pf.Matrix(s)).matrix() for s in (a, b))
     bound = (oscillation(a - b, -1) / 4).tanh()
     assert ((p - q).abs().sum(-1) / 2 <= bound * (1 + 1e-12)).all()
 
@@ -381,7 +381,7 @@ def test_softmax_attains_its_bound(size):
     """Two groups of equal mass in the middle between A and B."""
     nu = pf.Measure(torch.rand(4, 1))
     side = torch.tensor([[1.0, 1.0, -1.0, -1.0]]) * size / 4
-    p, q = (pf.relate(s, cloud(1), nu).matrix() for s in (side, -side))
+    p, q = (pf.relate(cloud(1), nu, affinity=pf.Matrix(s)).matrix() for s in (side, -side))
     assert total_variation(p, q) == pytest.approx(math.tanh(size / 4), rel=1e-12)
 
 
@@ -397,7 +397,10 @@ def test_sinkhorn_moves_by_at_most_a_quarter(seed, size):
     torch.manual_seed(seed)
     mu, nu = cloud(5), cloud(7)
     a, b = size * torch.randn(5, 7), size * torch.randn(5, 7)
-    p, q = (pf.relate(s, mu, nu, normaliser=pf.Sinkhorn(tol=1e-12)).matrix() for s in (a, b))
+    p, q = (
+        pf.relate(mu, nu, affinity=pf.Matrix(s), normaliser=pf.Sinkhorn(tol=1e-12)).matrix()
+        for s in (a, b)
+    )
     for change in (a - b, centred(a - b)):
         assert total_variation(p, q) <= oscillation(change) / 4 + 1e-12
 
@@ -410,13 +413,18 @@ def test_sinkhorn_attains_its_bound_in_the_limit():
     """Two points on each side, small scores: the ratio is tanh(s) / s."""
     mu, s = pf.Measure(torch.rand(2, 1)), 0.1
     tight = pf.Sinkhorn(tol=1e-14)
-    p, q = (pf.relate(checkered(t), mu, mu, normaliser=tight).matrix() for t in (s, -s))
+    p, q = (
+        pf.relate(mu, mu, affinity=pf.Matrix(checkered(t)), normaliser=tight).matrix()
+        for t in (s, -s)
+    )
     ratio = total_variation(p, q) / (oscillation(checkered(2 * s)) / 4)
     assert ratio == pytest.approx(math.tanh(s) / s, rel=1e-10) and ratio > 0.99
 
 
 def after_one_step(scores, mu, nu, g):
-    return pf.relate(scores, mu, nu, normaliser=pf.Sinkhorn(steps=1), start=g).g
+    return pf.relate(
+        mu, nu, affinity=pf.Matrix(scores), normaliser=pf.Sinkhorn(steps=1), start=g
+    ).g
 
 
 @settings(max_examples=60, deadline=None)
@@ -448,7 +456,12 @@ def test_sinkhorn_with_a_causal_mask_tends_to_the_identity(n):
     scores = torch.randn(n, n).masked_fill(torch.ones(n, n).triu(1) > 0, -torch.inf) / 2
     i, wrong = torch.arange(1.0, n), []
     for k in (400, 1200):
-        p = n * pf.relate(scores, mu, mu, normaliser=pf.Sinkhorn(steps=k)).matrix()
+        p = (
+            n
+            * pf.relate(
+                mu, mu, affinity=pf.Matrix(scores), normaliser=pf.Sinkhorn(steps=k)
+            ).matrix()
+        )
         wrong.append((k * p.diagonal(-1) / (i * (n - i) / 2) - 1).abs().max())
         assert p.tril(-1).max() == p.diagonal(-1).max()
     assert wrong[1] < min(0.05, wrong[0])

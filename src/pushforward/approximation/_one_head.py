@@ -70,12 +70,11 @@ def realise(target: Conditional | Coupling, head_dim: int | None = None) -> Real
 
     Examples:
         >>> mu = pf.Measure(torch.randn(9, 4))
-        >>> kappa = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Softmax())
+        >>> kappa = pf.relate(mu, mu, normaliser=pf.Softmax())
         >>> head = pf.realise(kappa)
         >>> head.rank, head.bound, pf.realise(kappa, 3).bound > 0
         (4, 0.0, True)
-        >>> options = dict(affinity=pf.Dot(1.0), normaliser=pf.Softmax())
-        >>> again = pf.relate(head.q, head.k, mu, mu, **options)
+        >>> again = pf.relate(mu, mu, affinity=pf.Encoded(head.q, head.k))
         >>> torch.allclose(again.matrix(), kappa.matrix(), rtol=1e-4)
         True
     """

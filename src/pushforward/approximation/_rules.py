@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..affinities import SquaredDistance
+from ..affinities import Encoded, SquaredDistance
 from ..measures import Measure
 from ..relations import Coupling, Relation, relate
 
@@ -57,7 +57,7 @@ class SoftNearest:
 
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """Softmax of the squared distance."""
-        return relate(mu.atoms, nu.atoms, mu, nu, affinity=SquaredDistance(self.eps))
+        return relate(mu, nu, affinity=SquaredDistance(self.eps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class GaussianConditional:
         root = torch.linalg.cholesky(self.cov)
         whiten = lambda z: torch.linalg.solve_triangular(root, z.mT, upper=False).mT
         q, k = whiten(mu.atoms @ self.slope.mT + self.shift), whiten(nu.atoms)
-        return relate(q, k, mu, nu, affinity=SquaredDistance(2.0))
+        return relate(mu, nu, affinity=Encoded(q, k, SquaredDistance(2.0)))
 
 
 def _levels(mu: Measure) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_kind, holds
+from ..affinities import Matrix
 from ..distances import wasserstein
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Normaliser, Relation, Sinkhorn, Softmax, relate
@@ -54,7 +55,7 @@ class Approximation(ABC):
 
     @abstractmethod
     def affinity(self, mu: Measure, nu: Measure, x: Tensor, y: Tensor) -> Tensor:
-        r"""$A(\mu,\nu,x,y)$ at points `(..., m, 1, d)`, `(..., 1, n, d)`, to give to `relate`."""
+        r"""$A(\mu,\nu,x,y)$ at points `(..., m, 1, d)`, `(..., 1, n, d)`, as `Pairs` calls it."""
 
     @abstractmethod
     def bound(self, mu: Measure, nu: Measure) -> Gap:
@@ -63,7 +64,8 @@ class Approximation(ABC):
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """The relation between two measures that the affinity defines."""
         x, y = mu.atoms[..., :, None, :], nu.atoms[..., None, :, :]
-        return relate(self.affinity(mu, nu, x, y), mu, nu, normaliser=self.normaliser)
+        scores = Matrix(self.affinity(mu, nu, x, y))
+        return relate(mu, nu, affinity=scores, normaliser=self.normaliser)
 
     @property
     def _floor(self) -> float:

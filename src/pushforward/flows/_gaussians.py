@@ -164,7 +164,7 @@ def _head(
             strength = field.affinity.factor(len(Q)) * cov @ K.mT @ K
             shrunk = torch.linalg.inv(torch.eye(len(mean)).to(mean) + strength)
             return V @ shrunk @ cov @ A, V @ shrunk @ mean
-        case Sinkhorn(keeps="both", steps=None):  # a shift of scores by points changes nothing
+        case Sinkhorn(balanced=True, steps=None):  # a shift of scores by points changes nothing
             root, inverse = _roots(cov)
             U, sigma, Wt = torch.linalg.svd(root @ A.mT @ root)
             # 2 sigma / (sqrt(1 + 4 sigma^2) + 1) is the same without cancellation.

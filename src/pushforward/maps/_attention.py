@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
 from .._tools.types import Images, Points, Queries
-from ..affinities import Affinity, Dot, PointScores
+from ..affinities import Dot, PointAffinity, PointScores
 from ..measures import Measure
-from ..relations import Found, Normaliser, Relation, Softmax, build
+from ..relations import Normaliser, Relation, Softmax
 from ._in_context import Answer, Conditioned
 from ._lipschitz import Lipschitz, norm
 from ._manifolds import Euclidean
@@ -40,31 +40,31 @@ class AttentionMap(Conditioned, ABC):
 
     def __init__(
         self,
-        affinity: Affinity,
+        affinity: PointAffinity,
         normaliser: Normaliser,
         mask: Causal | None,
         impl: ops.Impl | None,
     ):
         super().__init__()
-        check_kind("affinity", affinity, Affinity, "Use `pf.Dot()` or another affinity.")
+        check_kind("affinity", affinity, PointAffinity, "Use `pf.Dot()`, say.")
         check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
         if mask is not None:
             check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
         if impl is not None:
             ops.implementation(impl)
-        if not normaliser.pointwise:
+        if not normaliser.any_query:
             raise ValueError(
                 f"{normaliser} relates atoms only, and a layer answers any query. Use it in "
                 "`pf.relate`, or `Sinkhorn` with a small temperature here."
             )
-        if mask is not None and normaliser.two_sided:
+        if mask is not None and normaliser.needs_query_measure:
             raise ValueError(
                 f"{type(normaliser).__name__} does not go with a causal mask: with equal "
                 "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
             )
         self.affinity, self.normaliser = affinity, normaliser
         self.causal, self.impl = mask is not None, impl
-        self.two_sided = normaliser.two_sided
+        self.two_sided = normaliser.needs_query_measure
 
     @abstractmethod
     def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
@@ -82,21 +82,33 @@ class AttentionMap(Conditioned, ABC):
     def combine_heads(self, out: Float[Tensor, "*b h m e"]) -> Images:
         """One answer from those of all heads."""
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Keys, values and potential, once for all queries."""
-        relation, v = self._relating(mu, queries), self.values(mu.atoms)
-
-        def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            return self.manifold.tangent(x, self.combine_heads(relation(x, t).integrate(v)))
-
-        return answer
-
-    def relation(self, mu: Measure, queries: Measure | None = None) -> Relation:
-        r"""What every head relates: a relation with the heads on its last batch axis.
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, *, start: Tensor | None = None
+    ) -> Answer:
+        """Keys, values and potential, once for all queries.
 
         Args:
             mu: the context.
             queries: the measure of the queries, the context itself by default.
+            start: a potential on the keys, `(..., heads, n)`, from which Sinkhorn starts.
+        """
+        relation, v = self._relating(mu, queries, start), self.values(mu.atoms)
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            return self.manifold.tangent(x, self.combine_heads(relation(x, t, None).integrate(v)))
+
+        return answer
+
+    def relation(
+        self, mu: Measure, queries: Measure | None = None, *, start: Tensor | None = None
+    ) -> Relation:
+        r"""The relation of every head, with the heads on its last batch axis.
+
+        Args:
+            mu: the context.
+            queries: the measure of the queries, the context itself by default.
+            start: a potential on the keys, `(..., heads, n)`, from which Sinkhorn starts: the `g`
+                of an earlier relation.
 
         Examples:
             >>> mu = pf.Measure(torch.randn(9, 2))
@@ -108,7 +120,8 @@ class AttentionMap(Conditioned, ABC):
             check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         self._check(mu, queries.atoms, queries.times)
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
-        return self._relating(mu.normalise(), queries)(queries.atoms, queries.times, log_a)
+        relation = self._relating(mu.normalise(), queries, start)
+        return relation(queries.atoms, queries.times, log_a)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
         r"""$Q_h$, $K_h$ `(h, k, d)` and $W_hV_h$ `(h, e, d)`, where queries, keys and values are
@@ -131,11 +144,14 @@ class AttentionMap(Conditioned, ABC):
         """The relation of this layer."""
         return [self.relation(mu)]
 
-    def _relating(self, mu: Measure, queries: Measure | None) -> Callable[..., Relation]:
-        """The relation as a function of query points, the context's work done."""
-        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :]
-        if self.normaliser.keeps in ("none", "sign"):  # else the mass cancels
-            log_b = log_b.log_softmax(-1)
+    def _relating(
+        self, mu: Measure, queries: Measure | None, start: Tensor | None
+    ) -> Callable[[Tensor, Tensor | None, Tensor | None], Relation]:
+        """The relation as a function of query points, their times and their log-weights.
+
+        Whatever depends on the context alone is computed once.
+        """
+        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :].log_softmax(-1)
         origin = self.affinity.origin(k, log_b)
         keys = self.affinity.features(k, origin)
 
@@ -144,18 +160,12 @@ class AttentionMap(Conditioned, ABC):
             q = self.affinity.features(self.queries(x), origin)
             return self.affinity.between(q, keys, self.impl, times)
 
-        found = Found()
-        if self.two_sided:
-            other = mu if queries is None else queries
-            log_a = other.log_weights[..., None, :].log_softmax(-1)
-            between = scores(other.atoms, other.times)
-            found = self.normaliser.find(between, log_a, log_b.log_softmax(-1))
-            found = replace(found, scores=None)  # they are those of the other queries
-
-        def relation(x: Tensor, t: Tensor | None, log_a: Tensor | None = None) -> Relation:
-            return build(self.normaliser, scores(x, t), log_a, log_b, found)
-
-        return relation
+        if not self.normaliser.needs_query_measure:
+            return lambda x, t, log_a: self.normaliser.relate(scores(x, t), log_a, log_b)
+        eta = mu if queries is None else queries
+        log_a = eta.log_weights[..., None, :].log_softmax(-1)
+        base = self.normaliser.relate(scores(eta.atoms, eta.times), log_a, log_b, start=start)
+        return lambda x, t, log_a: base.at(scores(x, t), log_a)
 
     def extra_repr(self) -> str:
         """The choices that are no parameters."""
@@ -200,7 +210,7 @@ class Attention(AttentionMap):
         heads: int = 1,
         head_dim: int | None = None,
         context_dim: int | None = None,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         mask: Causal | None = None,
         impl: ops.Impl | None = None,

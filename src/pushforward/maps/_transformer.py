@@ -9,7 +9,7 @@ from torch import nn
 
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
-from ..affinities import Affinity
+from ..affinities import PointAffinity
 from ..relations import Normaliser
 from ._attention import Attention, Causal
 from ._in_context import Compose, InContextMap
@@ -108,7 +108,7 @@ class Transformer(Compose):
         head_dim: int | None = None,
         step: float = 1.0,
         norm: Norm | None = None,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         mask: Causal | None = None,
         impl: ops.Impl | None = None,

@@ -5,20 +5,18 @@ potentials and the scores, no matrix, until one is asked for. What is not define
 not exist on it; conversions are explicit. A normaliser makes a relation of scores.
 """
 
-from ._build import build as build
-from ._exact import Exact as Exact
 from ._masses import Masses as Masses, Signed as Signed
-from ._normaliser import TOL as TOL, Found as Found, Normaliser as Normaliser
 from ._normalisers import (
     Bilinear as Bilinear,
     DualSoftmax as DualSoftmax,
     Exponential as Exponential,
     Hardmax as Hardmax,
+    Normaliser as Normaliser,
     Sigmoid as Sigmoid,
     Softmax as Softmax,
 )
 from ._predicted import Memory as Memory, Predicted as Predicted
 from ._probabilities import Conditional as Conditional, Coupling as Coupling
 from ._relate import relate as relate
-from ._relation import Relation as Relation, aligned_weights as aligned_weights
-from ._sinkhorn import Sinkhorn as Sinkhorn, floor as floor
+from ._relation import Relation as Relation
+from ._sinkhorn import Exact as Exact, Sinkhorn as Sinkhorn

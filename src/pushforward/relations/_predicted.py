@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ._normaliser import Found, Normaliser
+from ..affinities import Scores, Slopes
+from ._masses import Masses
+from ._normalisers import Normaliser
+from ._probabilities import Coupling
 from ._sinkhorn import Sinkhorn
 
 
@@ -44,12 +46,13 @@ class Memory:
         errors = torch.stack([(guess - last[1]).square().sum() for guess in guesses])
         return _extrapolated(past[-counts[int(errors.argmin())] :], time)
 
-    def keep(self, place: str, time: float, found: Found) -> None:
-        """Add what a solve found."""
-        assert found.g is not None  # Sinkhorn finds one
-        self.steps += found.steps
+    def keep(self, place: str, time: float, relation: Coupling | Masses) -> None:
+        """Add the potential that a solve ended with."""
+        self.steps += relation.steps
+        if relation.g is None:
+            return
         kept = [(t, g) for t, g in self.past.get(place, []) if t != time]
-        self.past[place] = [*kept, (time, found.g.detach())][-(self.history + 1) :]
+        self.past[place] = [*kept, (time, relation.g.detach())][-(self.history + 1) :]
 
 
 def _extrapolated(past: list[tuple[float, Tensor]], time: float) -> Tensor:
@@ -69,43 +72,26 @@ class Predicted(Normaliser):
         place: its name there.
     """
 
-    two_sided = True
+    needs_query_measure = True
+    takes_start = True
 
     def __init__(self, inner: Sinkhorn, memory: Memory, place: str):
         self.inner, self.memory, self.place = inner, memory, place
         self.time = 0.0
         """When the next solve is."""
 
-    @property
-    def keeps(self) -> Literal["both", "none"]:  # type: ignore[override]
-        """As the Sinkhorn."""
-        return self.inner.keeps
-
-    @property
-    def goal(self) -> float:
-        """As the Sinkhorn."""
-        return self.inner.goal
-
-    def find(self, scores, log_a, log_b, start=None):
-        """From the extrapolation, unless a start is given."""
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Coupling | Masses:
         if start is None:
             shape = (*scores.shape[:-2], scores.shape[-1])
             start = self.memory.recall(self.place, self.time, shape)
-        found = self.inner.find(scores, log_a, log_b, start)
-        self.memory.keep(self.place, self.time, found)
-        return found
+        relation = self.inner.relate(scores, log_a, log_b, start=start)
+        self.memory.keep(self.place, self.time, relation)
+        return relation
 
-    def density(self, scores, log_b, found):
-        """As the Sinkhorn."""
-        return self.inner.density(scores, log_b, found)
-
-    def gains(self, slopes, radius):
-        """Of the Sinkhorn."""
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
         return self.inner.gains(slopes, radius)
-
-    def slack_of(self, scores):
-        """As the Sinkhorn."""
-        return self.inner.slack_of(scores)
 
     def __repr__(self) -> str:
         return repr(self.inner)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import ops
 from ..._tools.checks import check_floating, check_kind
-from ...affinities import Affinity, Dot
+from ...affinities import Dot, PointAffinity
 from ...maps import AttentionMap, Causal, Euclidean, Manifold
 from ...measures import Measure
 from ...relations import Coupling, Exponential, Normaliser, Sinkhorn, Softmax
@@ -51,7 +51,7 @@ class SelfAttention(AttentionMap):
         K: Float[Tensor, "*h k d"],
         V: Float[Tensor, "*h d d"],
         *,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         manifold: Manifold | None = None,
         mask: Causal | None = None,
@@ -137,7 +137,7 @@ class SelfAttention(AttentionMap):
     def _ratio(self) -> float:
         r"""The $c$ in $V=c\,Q^\top K$, or an error that says why there is no energy."""
         known = isinstance(self.normaliser, Softmax | Exponential) or (
-            isinstance(self.normaliser, Sinkhorn) and self.normaliser.keeps == "both"
+            isinstance(self.normaliser, Sinkhorn) and self.normaliser.balanced
         )
         Q, K, V = (m.detach()[0] for m in self.matrices())
         B = self.affinity.factor(len(Q)) * Q.mT @ K
