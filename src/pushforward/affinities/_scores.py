@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.logs import safe_softmax
+from .._tools.precision import safe_softmax
 from .._tools.tiles import over_tiles, row_tiles
 
 Rows = slice | Tensor

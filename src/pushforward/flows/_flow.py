@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_number, check_sizes
-from .._tools.progress import bar
+from .._tools.output import bar
 from .._tools.warn import warn
 from ..maps import (
     Answer,

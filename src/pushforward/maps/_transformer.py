@@ -10,7 +10,6 @@ from torch import nn
 
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
-from ..affinities import Affinity
 from ..relations import Normaliser
 from ._attention import Attention, Causal
 from ._composition import Compose, Composition
@@ -86,7 +85,7 @@ class Block:
 
     norm: Norm | None = None
     head_dim: int | None = None
-    affinity: Affinity | None = None
+    affinity: PointAffinity | None = None
     normaliser: Normaliser | None = None
     mask: Causal | None = None
     impl: ops.Impl | None = None

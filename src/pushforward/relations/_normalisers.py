@@ -81,7 +81,7 @@ class Normaliser(ABC):
 class Softmax(Normaliser):
     r"""Conditional distributions: $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$.
 
-    The joint $\mu\otimes\kappa$ minimises
+    [B, conditional] The joint $\mu\otimes\kappa$ minimises
     $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$ among all
     plans whose first marginal is $\mu$.
 

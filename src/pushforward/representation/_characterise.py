@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_seed, check_sizes
-from .._tools.progress import bar
+from .._tools.output import bar
 from ..flows import Euclidean
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap

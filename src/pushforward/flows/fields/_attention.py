@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import ops
 from ..._tools.checks import check_floating, check_kind
 from ..._tools.types import Images, Points, Queries
-from ...affinities import Affinity, Dot
+from ...affinities import Dot, PointAffinity
 from ...maps import AttentionMap, Causal, Lipschitz, attention_bound, lipschitz_bound
 from ...measures import Measure
 from ...relations import Coupling, Exponential, Normaliser, Sinkhorn, Softmax
@@ -55,7 +55,7 @@ class SelfAttention(AttentionMap, Field):
         K: Float[Tensor, "*h k d"],
         V: Float[Tensor, "*h d d"],
         *,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         manifold: Manifold | None = None,
         mask: Causal | None = None,
