@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
+from ..affinities import PointAffinity
 from ..relations import Normaliser
 from ._attention import Attention, Causal
 from ._composition import Compose, Composition

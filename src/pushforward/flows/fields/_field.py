@@ -82,7 +82,7 @@ class TimeDependent(Field, ABC):
 def _needs_time(field: TimeDependent) -> str:
     return (
         f"{type(field).__name__} depends on time, and has no value outside a flow. Use it in "
-        "`pf.Flow(field, t1=...)`, or choose a time: `field.at_time(t)`."
+        "`pf.Flow(field, t1=...)`, or choose a time: `pf.fields.at_time(field, t)`."
     )
 
 
