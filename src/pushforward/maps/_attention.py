@@ -151,8 +151,9 @@ class AttentionMap(Conditioned, ABC):
 
         Whatever depends on the context alone is computed once.
         """
-        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :].log_softmax(-1)
-        origin = self.affinity.origin(k, log_b)
+        k, log_weights = self.keys(mu.atoms), mu.log_weights[..., None, :]
+        log_b = log_weights.log_softmax(-1)
+        origin = self.affinity.origin(k, log_weights)
         keys = self.affinity.features(k, origin)
 
         def scores(x: Tensor, t: Tensor | None) -> PointScores:
