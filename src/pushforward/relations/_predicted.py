@@ -75,7 +75,7 @@ class Predicted(Normaliser):
     needs_query_measure = True
     takes_start = True
 
-    def __init__(self, inner: Sinkhorn, memory: Memory, place: str):
+    def __init__(self, inner: Sinkhorn, memory: Memory, place: str) -> None:
         self.inner, self.memory, self.place = inner, memory, place
         self.time = 0.0
         """When the next solve is."""
