@@ -119,6 +119,8 @@ class AttentionMap(Conditioned, ABC):
         for name, m in (("mu", mu), ("queries", queries)):
             check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         self._check(mu, queries.atoms, queries.times)
+        if start is not None and not self.normaliser.takes_start:
+            raise ValueError(f"Only Sinkhorn has a `start`, got {self.normaliser}.")
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         relation = self._relating(mu.normalise(), queries, start)
         return relation(queries.atoms, queries.times, log_a)

@@ -35,10 +35,10 @@ from ._relation import TOL, precise_scores
 class Sinkhorn(Normaliser):
     r"""Couplings of $\mu$ and $\nu$, $\pi=e^{A+f\oplus g}\,\mu\otimes\nu$ [B, coupling].
 
-    $\mu$ is the measure of the queries, $\nu$ the context. $\pi$ minimises $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with
-    $c=-\varepsilon A$ among all couplings. One step is $f=-\log\int e^{A+g}d\nu$, then
-    $g=-\log\int e^{A+f}d\mu$. Rows are normalised last, hence exact; what is left is the error of
-    the columns.
+    $\mu$ is the measure of the queries, $\nu$ the context. Among all couplings, $\pi$ minimises
+    $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$. One step is
+    $f=-\log\int e^{A+g}d\nu$, then $g=-\log\int e^{A+f}d\mu$. Rows are normalised last, hence
+    exact; the error that remains is that of the columns.
 
     Either a tolerance or a number of steps is given:
 
