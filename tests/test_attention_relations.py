@@ -90,3 +90,12 @@ def test_a_relation_at_other_queries_is_that_of_the_layer():
     assert relation.scores.dtype == torch.float64 and relation.dtype == torch.float32
     assert relation.matrix().dtype == torch.float32 and relation.converged.all()
     assert torch.allclose(gamma(mu, mu.atoms[:3]), gamma.push(mu).atoms[:3], atol=1e-6)
+
+
+def test_half_precision_stays_so_at_other_queries():
+    """Points in bfloat16 go to the reductions as they are, also where potentials are float32."""
+    gamma = pf.Attention(2, heads=2, normaliser=pf.Sinkhorn(steps=3)).bfloat16()
+    mu = pf.Measure(torch.randn(6, 2).bfloat16())
+    relation = gamma.relation(mu)
+    assert relation.scores.queries.points.dtype == torch.bfloat16
+    assert relation.scores.dtype == relation.g.dtype == torch.float32

@@ -160,7 +160,8 @@ class Sinkhorn(Normaliser):
         """The plan of a potential on the keys: $f$ follows by half a step."""
 
         def extension(others: Scores, log_a: Tensor | None) -> Coupling | Masses:
-            dtype, others = others.dtype, others.to(g.dtype)
+            dtype = others.dtype
+            others = others if dtype == g.dtype else others.to(g.dtype)
             log_a = weights_or_ones(log_a, problem.log_b, others.shape)
             there = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
             return self._plan(others, there, g, steps, dtype)
