@@ -1,6 +1,7 @@
 """The solver behind couplings: memory of a stored kernel, starts, and what a problem is."""
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,24 @@ def test_memory_bounds_what_is_stored(monkeypatch):
         assert ends[memory].residual <= 1e-9
     assert torch.equal(ends[None].g, ends[enough].g) and torch.equal(ends[0].g, ends[enough - 1].g)
     assert torch.allclose(ends[0].g, ends[None].g, atol=1e-8)
+
+
+def test_there_is_one_kernel_in_memory_at_a_time(monkeypatch):
+    """Far from the solution kernels are stored again and again, each after the last is freed."""
+    x, y = 3 * torch.randn(50, 2), 3 * torch.randn(40, 2) + 5
+    log_a, log_b = (torch.full((n,), -math.log(n)) for n in (50, 40))
+    scores = pf.affinities.scores(pf.SquaredDistance(0.02), x, y, log_b)
+    kernels, store = [], StoredKernel.normal
+
+    def normal(*args):
+        assert all(kernel() is None for kernel in kernels)
+        kernel = store(*args)
+        kernels.append(weakref.ref(kernel))
+        return kernel
+
+    monkeypatch.setattr(StoredKernel, "normal", normal)
+    solve(scores, Problem(log_a, log_b), Settings(1e-3, 200, anneal=False))
+    assert len(kernels) > 1
 
 
 def test_gradients_do_not_depend_on_the_memory(monkeypatch):
