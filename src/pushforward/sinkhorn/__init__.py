@@ -1,6 +1,6 @@
 r"""Sinkhorn: the potentials $f,g$ of a coupling $e^{A+f\oplus g}\,\mu\otimes\nu$.
 
-A `Problem` is a pair of marginals. `alternate` takes a number of steps, `solve` goes to a tolerance,
+A `Problem` is a pair of marginals. `alternate` takes some steps, `solve` goes to a tolerance,
 `differentiable` adds the gradients of the solution, and `diagnose` tells which allowed pairs can
 carry mass. `doubly_stochastic` scales many small matrices at once.
 """
