@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PICTURE, TABLE = "<!-- the picture -->", "<!-- the table -->"
+PICTURE, TABLE = "<!-- chapters -->", "<!-- who imports whom -->"
 
 ABOUT = {
     "_tools": "what several chapters use; it imports none of them",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
 TAG = re.compile(r"\s*\[([AB]), ([^\]]+)\]")
-PLACE = "<!-- the table -->"
+PLACE = "<!-- equations -->"
 KINDS = ["eq.", "Def.", "Rem.", "Lemma", "Prop.", "Thm.", "Cor."]
 
 
