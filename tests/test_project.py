@@ -1,5 +1,6 @@
 """The project as users meet it: what an import needs, README, docs, examples, memory."""
 
+import importlib.util
 import json
 import os
 import re
@@ -162,6 +163,25 @@ def test_memory_is_linear(arguments, record_property):
         record_property(f"{op} peaks in MB", f"{small} {middle} {large}")
         assert middle <= max(4 * small, 30) and large <= max(4 * middle, 30), (op, peaks[op])
         assert large < 100
+
+
+def equations():
+    """The module that makes the table "Equation by equation"."""
+    spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_equation_by_equation():
+    """Tags are written in one way, start from a sentence, and what they mark is tested."""
+    rows = list(equations().rows())
+    assert {("A", "eq. 4"), ("B", "Thm. K"), ("B", "Thm. S")} <= {row[:2] for row in rows}
+    label = re.compile(r"(eq\.|Def\.|Rem\.|Lemma|Prop\.|Thm\.|Cor\.|Algorithm|§) ?[\w.]+$")
+    for row in rows:
+        assert label.match(row.label), row
+        assert row.says.endswith(".") and len(row.says) > 15, row
+        assert row.tests, row
 
 
 def test_documentation_builds(tmp_path):
