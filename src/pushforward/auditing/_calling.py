@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ..maps import InContextMap
 from ..measures import Measure
-from ..representation import BlackBoxError
+from ..representation import BlackBoxError, CallRejected, call_model, near
 from ._case import QUERIES, outputs_at
 from ._model import Model
 from ._population import Population
 from ._subjects import BoxSubject, MapSubject, QuerySubject, Subject, TokenSubject
-from ._tensors import CallRejected, as_tensor, call_model, near, output_name
+from ._tensors import as_tensor, output_name
 
 
 def usable_subject(

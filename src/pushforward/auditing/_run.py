@@ -11,14 +11,13 @@ from torch import Tensor
 
 from .._tools.checks import check_floating, check_seed, check_sizes
 from .._tools.output import bar
-from ..representation import BlackBoxError
+from ..representation import BlackBoxError, NotRecovered
 from ._calling import buffers_restored, usable_subject
 from ._case import Case
 from ._model import Model
 from ._population import Population
 from ._report import Audit
 from ._section import Section, Status
-from ._subjects import NotRecovered
 from .sections import depth, relations, sensitivity, size, symmetries, theorem
 
 RUN: dict[str, Callable[[Case], Section]] = {

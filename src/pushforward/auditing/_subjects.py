@@ -17,19 +17,10 @@ from torch import Tensor, nn
 
 from ..maps import InContextMap
 from ..measures import Measure
-from ..representation import BlackBoxError, called, guarded, recover
-from ..representation.continuity import BlackBox, Caller
+from ..representation import BlackBox, BlackBoxError, CallRejected, MapBox, call_model
 from ._inside import attention_of_map, attention_of_run, layers_of_map, layers_of_run
 from ._model import Padded
-from ._tensors import (
-    CallRejected,
-    as_tensor,
-    as_token_list,
-    call_model,
-    finite,
-    largest_change,
-    repetitions,
-)
+from ._tensors import as_tensor, as_token_list, finite, largest_change, repetitions
 
 PAIRS_PER_CALL = 1 << 22
 """Pairs of tokens in one call on several sets: a model may hold them all in memory."""
@@ -71,7 +62,7 @@ class Subject(ABC):
         r"""The image $G(\mu,\cdot)_\sharp\mu$ of a context."""
 
     @abstractmethod
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
+    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
         """The model as the search for jumps calls it.
 
         Args:
@@ -118,13 +109,10 @@ class MapSubject(Subject):
         return Measure.unchecked(self.outputs(mu), mu.log_weights)
 
     def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        gamma = self.model
-        queries = Measure(x) if gamma.paired else x
-        times = None if mu.times is None else mu.times.amax().expand(len(x))
-        return finite(call_model(gamma, mu, queries, times))
+        return finite(MapBox(self.model).answer(mu, x))
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
-        return BlackBox(guarded(self.model.push), mu)
+    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
+        return MapBox(self.model.push, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
         return {}
@@ -134,10 +122,6 @@ class MapSubject(Subject):
 
     def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         return attention_of_map(self.model, mu, x)
-
-
-class NotRecovered(BlackBoxError):
-    """The values of a map between measures do not say where it sends a point."""
 
 
 class BoxSubject(Subject):
@@ -150,25 +134,20 @@ class BoxSubject(Subject):
     weighted, pooled, tokens_per_query, padded = True, False, 0, None
 
     def __init__(self, f: Callable[[Measure], Measure]) -> None:
-        self.model, self._f = f, guarded(f)
+        self.model, self._box = f, MapBox(f)
         self.how = "a map between measures; images of tokens are recovered from its values"
 
     def outputs(self, mu: Measure) -> Measure:
         return self.push(mu)
 
     def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        try:
-            return finite(recover(self._f)(mu, x))
-        except BlackBoxError as error:
-            if isinstance(error.__cause__, Exception):  # the map itself failed
-                raise
-            raise NotRecovered(str(error)) from error
+        return finite(self._box.answer(mu, x))
 
     def push(self, mu: Measure) -> Measure:
-        return called(self._f, mu)
+        return self._box.push(mu)
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
-        return BlackBox(self._f, mu)
+    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
+        return MapBox(self.model, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
         return {}
@@ -248,7 +227,7 @@ class TokenSubject(Subject):
         out = self.call(as_token_list(mu))
         return Measure(out).merge(256 * torch.finfo(out.dtype).eps * float(out.abs().max()))
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
+    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
         return TokenBox(self, tokens)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
@@ -321,7 +300,7 @@ class QuerySubject(Subject):
             )
         return finite(out.reshape(len(x), -1))
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
+    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
         return QueryBox(self, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
@@ -340,7 +319,7 @@ class QuerySubject(Subject):
         return [] if x is None else attention_of_run(lambda: self.together(mu, x), mu.n, len(x))
 
 
-class TokenBox(Caller):
+class TokenBox(BlackBox):
     """A model of tokens in the search for jumps: a small mass is one token among many.
 
     Args:
@@ -355,7 +334,7 @@ class TokenBox(Caller):
     def images(
         self,
         atoms: Float[Tensor, "c n d"],
-        logs: Float[Tensor, "c n"],
+        log_weights: Float[Tensor, "c n"],
         x: Float[Tensor, "c d"],
         eta: Float[Tensor, " c"],
     ) -> Float[Tensor, "c e"]:
@@ -372,7 +351,7 @@ class TokenBox(Caller):
         return torch.cat(images)[torch.cat(order).argsort()]
 
 
-class QueryBox(Caller):
+class QueryBox(BlackBox):
     """A model of a context and queries in the search for jumps: a query has no mass.
 
     Args:
@@ -387,7 +366,7 @@ class QueryBox(Caller):
     def images(
         self,
         atoms: Float[Tensor, "c n d"],
-        logs: Float[Tensor, "c n"],
+        log_weights: Float[Tensor, "c n"],
         x: Float[Tensor, "c d"],
         eta: Float[Tensor, " c"],
     ) -> Float[Tensor, "c e"]:
