@@ -15,13 +15,12 @@ from torch import Tensor
 from .._tools.checks import check_callable, check_floating, check_seed, check_sizes
 from .._tools.files import atomic_file
 from .._tools.progress import bar
-from ..representation import BlackBoxError
+from ..representation import BlackBoxError, NotRecovered
 from ._calling import left_alone, sane_subject
 from ._case import Case, Padded
 from ._page import page
 from ._population import Population
 from ._section import Section, Status
-from ._subjects import Unrecovered
 from .sections import depth, relations, sensitivity, size, symmetries, theorem
 
 LOOK: dict[str, Callable[[Case], Section]] = {
@@ -237,7 +236,7 @@ def _section(name: str, case: Case) -> Section:
     try:
         with torch.no_grad():
             return replace(LOOK[name](case), seed=seed)
-    except Unrecovered as error:
+    except NotRecovered as error:
         why, status = str(error), "absent"  # for the theorem to say
     except BlackBoxError as error:
         why = str(error)

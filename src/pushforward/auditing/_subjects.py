@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..maps import InContextMap
 from ..measures import Measure
-from ..representation import BlackBoxError, called, guarded, recover
+from ..representation import BlackBoxError, MapBox, recover
 
 MOST_COPIES = 4096
 """Tokens that weights may be written out as."""
@@ -81,17 +81,13 @@ class MapSubject(Subject):
         return finite(tried(gamma, mu, queries, times))
 
 
-class Unrecovered(BlackBoxError):
-    """A map whose values do not say what becomes of a point."""
-
-
 class BoxSubject(Subject):
     """A map between measures, whose in-context map is recovered."""
 
     weighted = True
 
     def __init__(self, f: Callable[[Measure], Measure]):
-        self.model, self._f = f, guarded(f)
+        self.model, self._box = f, MapBox(f)
         self.how = "a map between measures; what becomes of a token is recovered from outside"
 
     def outputs(self, mu):
@@ -100,16 +96,11 @@ class BoxSubject(Subject):
 
     def answer(self, mu, x):
         """By small masses."""
-        try:
-            return finite(recover(self._f)(mu, x))
-        except BlackBoxError as error:
-            if isinstance(error.__cause__, Exception):  # its own failure
-                raise
-            raise Unrecovered(str(error)) from error
+        return finite(recover(self._box.push)(mu, x))
 
     def push(self, mu):
         """The map itself."""
-        return called(self._f, mu)
+        return self._box.push(mu)
 
 
 class TokenSubject(Subject):

@@ -16,7 +16,7 @@ from ..._tools.fits import power
 from ...distances import wasserstein
 from ...measures import Measure
 from ...pictures import RED, dots, guide, log, plot
-from ...representation import manifold_of
+from ...representation import MapBox
 from ...representation.continuity import Box
 from .._case import Case
 from .._population import MANY
@@ -109,7 +109,7 @@ class _Ask:
 
     def __init__(self, subject: Subject, floor: float):
         self.subject, self.floor = subject, floor
-        self.manifold = manifold_of(subject.model)
+        self.manifold = MapBox(subject.model).manifold
 
     def change(self, mu: Measure, nu: Measure, x: Tensor) -> Change:
         """Of one context for another."""

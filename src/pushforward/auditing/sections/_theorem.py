@@ -14,10 +14,11 @@ from torch import Tensor
 from ...measures import Measure
 from ...pictures import RED, dots, guide, log, plot
 from ...representation import (
-    UNKNOWN,
+    BlackBox,
     BlackBoxError,
     Characterisation,
     Excess,
+    Verdict,
     characterise,
     recover,
 )
@@ -26,15 +27,13 @@ from ...representation.continuity import (
     PRECISION,
     RATIO,
     Box,
-    Caller,
     Continuity,
-    Effort,
     Law,
     Precision,
     Search,
+    SearchBudget,
     continuity,
 )
-from ...representation.zoo import IN_CONTEXT, NO_MEASURE_MAP
 from .._case import Case
 from .._population import MANY
 from .._section import Section, Status
@@ -45,7 +44,7 @@ ATOMS = 12
 """Tokens of the contexts that are searched."""
 
 POINTS = 4
-LIGHT = Effort(starts=24, fresh=4, kept=4, each=1, rounds=1, tries=3)
+LIGHT = SearchBudget(starts=24, fresh=4, kept=4, each=1, rounds=1, tries=3)
 """A call of a trained model takes long."""
 
 ZOOM = {torch.float64: 1e-7, torch.float32: 1e-4}
@@ -72,14 +71,14 @@ def theorem(case: Case) -> Section:
 
 
 def _of_measures(case: Case) -> Section:
-    law = lambda g: case.population.context(g, ATOMS)
-    model, dim, seed = case.subject.model, case.population.dim, case.generator.initial_seed()
-    found = characterise(model, law, dim, seed=seed, progress=False)
+    law = lambda n, g: case.population.context(g, n)
+    model, seed = case.subject.model, case.generator.initial_seed()
+    found = characterise(model, law, size=ATOMS, seed=seed, progress=False)
     status: Status = "bad" if found.refuted else "good"
-    if found.verdict.startswith(UNKNOWN):
+    if found.verdict is Verdict.UNKNOWN:
         status = "noted"
-    lines = [line.strip() for line in str(found).splitlines()[1:]]
-    numbers: dict = {"verdict": found.verdict, **_constant(found)}
+    verdict, *lines = (line.strip() for line in str(found).splitlines())
+    numbers: dict = {"verdict": verdict, **_constant(found)}
     plots = []
     if found.continuity is not None:
         numbers |= _continuity(found.continuity)
@@ -88,7 +87,7 @@ def _of_measures(case: Case) -> Section:
         said, more = _recovered_map(case)
         lines.append(said)
         numbers |= more
-    return Section("theorem", status, found.verdict, lines, numbers, plots)
+    return Section("theorem", status, verdict, lines, numbers, plots)
 
 
 def _recovered_map(case: Case) -> tuple[str, dict]:
@@ -115,8 +114,8 @@ def _of_queries(case: Case, queries: Tensor) -> Section:
     dtype = case.population.dtype
     full = PRECISION.get(dtype, PRECISION[torch.float32])
     precision = Precision(full.hs, 1.0, full.fit, full.zoom, (1.0,))
-    near = lambda g: Measure(queries[torch.randint(len(queries), (1,), generator=g)])
-    found = _searched(case, _Asked(case.subject, case.context()), near, queries, precision)
+    near = lambda n, g: Measure(queries[torch.randint(len(queries), (n,), generator=g)])
+    found = _searched(case, _Asked(case.subject, case.context()), near, 1, queries, precision)
     status: Status = "good"
     verdict = "continuous in the query, as far as seen (not refuted)"
     if found.refuted and dtype == torch.float64:
@@ -142,21 +141,21 @@ def _of_lists(case: Case, subject: TokenSubject) -> Section:
     if wrong:
         lines = [f"{name} changes outputs by {changes[name]:.2g}" for name in wrong]
         lines.append("as it should be for sequences, with positions; a set has none")
-        return Section("theorem", "bad", NO_MEASURE_MAP, lines, numbers)
+        return Section("theorem", "bad", str(Verdict.NOT_A_MEASURE_MAP), lines, numbers)
     lines = ["(B1) holds, for equal tokens have equal outputs: permuting changes nothing"]
     said, more, pairs = _recovered_list(case, subject)
     lines.append(said)
     numbers |= more
     case.tick()
     points = case.population.points(MANY, case.generator)
-    law = lambda g: case.population.context(g, ATOMS)
+    law = lambda n, g: case.population.context(g, n)
     precision = _list_precision(case)
-    found = _searched(case, _Listed(subject, case.tokens), law, points, precision)
+    found = _searched(case, _Listed(subject, case.tokens), law, ATOMS, points, precision)
     numbers |= _continuity(found)
     lines.append(_steepest_line(found, points))
     lines += [f"K({eta:.1e}) = {k:.3g}" for eta, k in found.table]
     status: Status = "good"
-    verdict = IN_CONTEXT
+    verdict = str(Verdict.IN_CONTEXT)
     recovered = more.get("recovered", {"deviation": 0.0, "estimate": 0.0})
     if recovered["deviation"] > 30 * recovered["estimate"] + look.allowed:
         status = "noted"
@@ -207,14 +206,14 @@ def _recovered_list(
     return *_recovered_line(worst, estimate), pairs
 
 
-class _Listed(Caller):
+class _Listed(BlackBox):
     """A model on lists: a mass is one token among many."""
 
     def __init__(self, subject: TokenSubject, tokens: int):
         self.subject, self.tokens = subject, tokens
         self.batched, self.differentiable = False, True
 
-    def images(self, atoms, logs, x, eta):
+    def images(self, atoms: Tensor, log_weights: Tensor, x: Tensor, eta: Tensor) -> Tensor:
         """Write the context out until one token has about the mass."""
         n = atoms.shape[1]
         most = max(1, (self.tokens - 1) // n)
@@ -227,26 +226,25 @@ class _Listed(Caller):
         return torch.cat([self.subject.last(p) for p in parts])[torch.cat(order).argsort()]
 
 
-class _Asked(Caller):
+class _Asked(BlackBox):
     """A model of a context and queries, which have no mass."""
 
     def __init__(self, subject: Subject, mu: Measure):
         self.subject, self.mu = subject, mu
         self.batched, self.differentiable = False, True
 
-    def images(self, atoms, logs, x, eta):
+    def images(self, atoms: Tensor, log_weights: Tensor, x: Tensor, eta: Tensor) -> Tensor:
         """What becomes of the points; the atoms are only where to begin."""
         return self.subject.answer(self.mu, x)
 
 
 def _searched(
-    case: Case, caller: Caller, law: Law, points: Tensor, precision: Precision
+    case: Case, black_box: BlackBox, law: Law, size: int, points: Tensor, precision: Precision
 ) -> Continuity:
     """The search for a jump, in the box of some points."""
     box = Box.around(points)
-    search = Search(caller, law, box, case.generator, case.tick, LIGHT)
-    noise = 64 * torch.finfo(points.dtype).eps * max(1.0, box.size)
-    return continuity(search, precision, box.size, noise)
+    search = Search(black_box, law, size, box, case.generator, case.tick, LIGHT)
+    return continuity(search, precision)
 
 
 def _constant(found: Characterisation) -> dict:
@@ -260,14 +258,14 @@ def _continuity(found: Continuity) -> dict:
     return {
         "gap_exponent": 1 - found.exponent, "gap_exponent_error": found.error,
         "slope": found.slope,
-        "gaps": [{"h": s.h, "eta": s.eta, "gap": s.gap} for s in found.scales],
+        "gaps": [{"h": s.h, "eta": s.eta, "gap": s.gap} for s in found.gaps],
         "K": [{"eta": eta, "K": k} for eta, k in found.table],
         "smallest": {"h": found.smallest[0], "eta": found.smallest[1]},
     }  # fmt: skip
 
 
 def _steepest_line(found: Continuity, points: Tensor) -> str:
-    x = found.witness[0].x[0]
+    x = found.witness.candidate.x[0]
     away = float((points - x).norm(dim=-1).min())
     return (
         f"looked for jumps at distances down to {found.smallest[0]:.1e}: the steepest slope is "
@@ -276,7 +274,7 @@ def _steepest_line(found: Continuity, points: Tensor) -> str:
 
 
 def _gap_picture(found: Continuity) -> dict:
-    seen = [(s.h, s.gap) for s in found.scales if s.gap > 0]
+    seen = [(s.h, s.gap) for s in found.gaps if s.gap > 0]
     hs, gaps = [h for h, _ in seen], [g for _, g in seen]
     traces = [dots(hs, gaps, "largest gap found")]
     if seen:
