@@ -46,7 +46,7 @@ def add_mass(mu: Measure, x: Tensor, eta: float) -> tuple[Measure, int]:
 
 def default_eta(mu: Measure) -> float:
     """A mass small enough for the dtype, and at most a hundredth of the lightest atom."""
-    lightest = float(mu.strip().normalise().weights.min())
+    lightest = float(mu.strip().normalise().weights.detach().min())
     return min(ETA.get(mu.dtype, ETA[torch.float32]), lightest / 100)
 
 

@@ -50,7 +50,8 @@ def decode(masses: np.ndarray, sums: np.ndarray, tol: float) -> Decoding:
     if n > LIMIT:
         raise ValueError(
             f"Masses of at most {LIMIT} atoms are decoded, got {n}: the sums of more are too "
-            "close together. Recover by excess mass: `pf.recover(f, by=pf.representation.Excess())`."
+            "close together. Recover by excess mass: "
+            "`pf.recover(f, by=pf.representation.Excess())`."
         )
     left, right = _sums(masses[: n // 2]), _sums(masses[n // 2 :])
     order = np.argsort(right, kind="stable")

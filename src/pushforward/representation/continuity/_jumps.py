@@ -13,8 +13,8 @@ two is what happens as distances $h$ and masses $\eta$ become small:
    $10^{-13}$, improving candidates on the way.
 4. *Compare masses.* $K(\eta)$ is the largest quotient gap/h that any candidate of the zoom shows
    with mass $\eta$. A steep but continuous map has a largest slope that does not depend on the
-   mass: $K$ stops growing. Refuted if $K$ grows like a power of $1/\eta$ up to the smallest masses,
-   or if gaps do not close at all for most masses.
+   mass: $K$ stops growing. Refuted if $K$ grows like a power of $1/\eta$ up to the smallest
+   masses, or if gaps do not close at all for most masses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""The search for the widest gap: near points whose images are far from each other.
 
 A candidate is a context $\mu$, a point $x$, a direction $u$ and a small mass $\eta$; its gap at
-distance $h$ is $|y_\eta(x)-y_\eta(x+hu)|$, where $y_\eta(x)$ is the image of the mass $\eta$ at $x$
-in the context $\mu$. The search maximises the gap, from the largest distance to the smallest:
+distance $h$ is $|y_\eta(x)-y_\eta(x+hu)|$, where $y_\eta(x)$ is the image of the mass $\eta$ at
+$x$ in the context $\mu$. The search maximises the gap, from the largest distance to the smallest:
 
 1. Start from draws of the law and from 1, 2 or 4 of their atoms. (A discontinuity often needs a
    context with little mass in some region: large contexts hide it.) Points are near an atom,

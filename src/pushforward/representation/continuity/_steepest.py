@@ -5,8 +5,8 @@ $$\sup_{\mu,\nu}\frac{\text{change of the output}}{W_1(\mu,\nu)}$$
 is approached by moving one atom of $\mu$ a little: distances add up by mass, so no other small
 change of the atoms does better. From every start:
 
-1. Choose an atom $j$ and a direction $u$ at random; $\nu$ is $\mu$ with atom $j$ moved by a short
-   step along $u$.
+1. Choose an atom $j$ and a direction $u$, the steepest of a few random ones; $\nu$ is $\mu$ with
+   atom $j$ moved by a short step along $u$.
 2. Change $\mu$, $j$ and $u$ (also the weights, and the point where the output is taken, if they
    may change): in odd rounds by a step along the gradient of the quotient, if there is one;
    otherwise at random. Steps become shorter from round to round.
@@ -28,10 +28,13 @@ from ._box import Box
 
 Response = Callable[[Measure, Measure, Tensor | None], Tensor]
 """`response(mu, nu, x)`: the distance of the outputs in two contexts, as a tensor of no axes, with
-a gradient if there is one. The outputs are those at the point `x`, or all of them if it is None."""
+a gradient if there is one. The outputs are those at the point `x`, or all of them if None."""
 
 STEP = {torch.float32: 1e-2, torch.float64: 1e-5}
 """How far the atom moves, in units of the box."""
+
+FIRST = 8
+"""Atoms and directions to choose the first from."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,10 @@ class _Climb:
 
     def from_start(self, mu: Measure, x: Tensor | None) -> Pair | None:
         """The steepest pair that is reached."""
-        which = int(torch.randint(mu.n, (), generator=self.generator))
-        state = _State(mu.atoms, mu.log_weights, which, _unit(self._randn(1)[0]), x)
-        best, smooth = self._pair(state), True
+        best, state = None, self._at_random(mu, x)
+        for _ in range(FIRST):
+            best, state = self._steeper(best, state, self._at_random(mu, x))
+        smooth = True
         for k in range(self.moves.rounds):
             length = 10.0 ** (-0.5 - 2.5 * k / self.moves.rounds)
             other = None
@@ -175,10 +179,21 @@ class _Climb:
                 other = self._ascended(state, length)
                 smooth = other is not None  # without a gradient once, there is none later
             other = self._moved(state, length) if other is None else other
-            pair = self._pair(other)
-            if pair is not None and (best is None or pair.ratio > best.ratio):
-                best, state = pair, other
+            best, state = self._steeper(best, state, other)
         return best
+
+    def _at_random(self, mu: Measure, x: Tensor | None) -> _State:
+        which = int(torch.randint(mu.n, (), generator=self.generator))
+        return _State(mu.atoms, mu.log_weights, which, _unit(self._randn(1)[0]), x)
+
+    def _steeper(
+        self, best: Pair | None, state: _State, other: _State
+    ) -> tuple[Pair | None, _State]:
+        """The other state with its pair, if that is steeper than the best so far."""
+        pair = self._pair(other)
+        if pair is not None and (best is None or pair.ratio > best.ratio):
+            return pair, other
+        return best, state
 
     def _step(self, dtype: torch.dtype) -> float:
         return STEP.get(dtype, STEP[torch.float32]) * self.box.size
