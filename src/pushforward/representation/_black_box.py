@@ -76,12 +76,14 @@ class MapBox(BlackBox):
         """Where its points lie."""
         self.dtype: torch.dtype | None = None
         """The dtype of the measures it is called with; None: that of the measure."""
-        self._example, self._embeds = example, example is not None
+        self._example: Measure | None = None
+        self._embeds = example is not None
         if example is not None:
             self.dtype = example.dtype
             if self.gamma is not None:
                 self.gamma, self.dtype = _in_float64(self.gamma, example)
-            self._example = example.to(self.dtype)
+            example = example.to(self.dtype)  # without times, as `images` has none
+            self._example = Measure.unchecked(example.atoms, example.log_weights)
         self._f: MeasureMap = f if self.gamma is None else self.gamma.push
 
     def push(self, mu: Measure) -> Measure:

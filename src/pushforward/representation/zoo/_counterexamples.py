@@ -11,13 +11,13 @@ from ...measures import Measure
 
 
 def counterexample(mu: Measure) -> Measure:
-    r"""Continuous and support preserving, without a continuous $G$ (Proposition 1, rational form).
+    r"""Continuous and support preserving, without a continuous $G$ [A, Prop. 1], rational form.
 
     On the first coordinate, with $s(\mu)=\int\min(1,(2-4|x|)_+)\,d\mu$ the mass near 0:
     $T_s(x)=\frac{(1+s)x}{s+2|x|}$ for $|x|<\frac12$, $x$ beyond, and
     $f(\mu)=(T_{s(\mu)})_\sharp\mu$. $W_1(f\mu,f\nu)\le9\,W_1(\mu,\nu)^{1/2}$, but along
     $\mu_n^\pm=(1-\frac1n)\delta_1+\frac1n\delta_{\pm1/n}\to\delta_1$ the light atom goes to
-    $\pm\frac13$, although it comes to 0 from either side.
+    $\pm\frac13$, although the atom itself tends to 0 from both sides [A, eq. 73].
     """
     first = mu.atoms[..., 0]
     s = mu.normalise().integrate((2 - 4 * first.abs()).clamp(0, 1))[..., None]
@@ -28,9 +28,9 @@ def counterexample(mu: Measure) -> Measure:
 
 
 def smooth_counterexample(mu: Measure) -> Measure:
-    r"""The same, smooth and in any dimension.
+    r"""Continuous and support preserving, without a continuous $G$ [A, Prop. 1], smooth form.
 
-    With $\eta(x)=(1-4|x|^2)_+^2$ and $s=\int\eta\,d\mu$:
+    In any dimension, with $\eta(x)=(1-4|x|^2)_+^2$ and $s=\int\eta\,d\mu$:
     $T_s(x)=x+\frac12\eta(x)\frac x{\sqrt{s^2+4|x|^2}}$. The limits are $\pm\frac1{2\sqrt5}$.
     """
     x = mu.atoms
@@ -90,7 +90,7 @@ def alice_elise(n: int) -> tuple[Measure, Measure]:
 
     Of $n$ tokens three lie near 0 (the name and $\pm0.1$), all others at 0.8. Under
     `counterexample` the name goes to $\pm\frac{(1+3/n)\,0.002}{3/n+0.004}$: the longer the prompt,
-    the farther apart, although the prompts become the same.
+    the larger the distance of the two images, although the two prompts tend to the same measure.
 
     Args:
         n: number of tokens, at least 3.
