@@ -97,6 +97,14 @@ def test_queries():
     assert "(B2)" in found.verdict and found.exit_code == 1
 
 
+def test_an_in_context_map_with_queries():
+    """Its queries have no mass; the search moves them in one context."""
+    gamma = pf.Attention(4).double()
+    found = pf.audit(gamma, DATA, queries=DATA[:9] / 2)
+    assert found.exit_code == 0 and "continuous in the query" in found["theorem"].verdict
+    assert found["depth"].status == "absent" and found["relations"].status == "good"
+
+
 def test_queries_that_see_each_other():
     model = lambda c, q: q.mean(0) + q + c.mean(0)[:3]
     found = pf.audit(model, DATA, queries=torch.randn(9, 3).double(), sections=["symmetries"])

@@ -16,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..maps import InContextMap
-from ..measures import Measure
+from ..measures import Measure, MeasureMap
 from ..representation import BlackBox, BlackBoxError, CallRejected, MapBox, call_model
+from ..representation.continuity import Box
 from ._inside import attention_of_map, attention_of_run, layers_of_map, layers_of_run
 from ._model import Padded
 from ._tensors import as_tensor, as_token_list, finite, largest_change, repetitions
@@ -62,11 +63,12 @@ class Subject(ABC):
         r"""The image $G(\mu,\cdot)_\sharp\mu$ of a context."""
 
     @abstractmethod
-    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
         """The model as the search for jumps calls it.
 
         Args:
-            mu: a context.
+            mu: the context in which queries move.
+            x: queries; None if tokens move, as small masses in contexts that vary too.
             tokens: the most tokens of a context.
         """
 
@@ -81,6 +83,10 @@ class Subject(ABC):
         """
 
     @abstractmethod
+    def region(self, points: Float[Tensor, "m d"]) -> Box:
+        """The box around points, or the manifold they lie on, in which searches move tokens."""
+
+    @abstractmethod
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         """Tokens before and after each layer, `(n, d)` each; empty where no layers are found."""
 
@@ -89,43 +95,8 @@ class Subject(ABC):
         """Attention matrices, one tensor `(heads, queries, keys)` per layer."""
 
 
-class MapSubject(Subject):
-    """An in-context map.
-
-    Args:
-        gamma: the map.
-    """
-
-    weighted, pooled, tokens_per_query, padded = True, False, 0, None
-
-    def __init__(self, gamma: InContextMap) -> None:
-        self.model = gamma
-        self.how = "an in-context map, called with measures"
-
-    def outputs(self, mu: Measure) -> Tensor:
-        return finite(call_model(self.model.push, mu).atoms)
-
-    def push(self, mu: Measure) -> Measure:
-        return Measure.unchecked(self.outputs(mu), mu.log_weights)
-
-    def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        return finite(MapBox(self.model).answer(mu, x))
-
-    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
-        return MapBox(self.model.push, mu)
-
-    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
-        return {}
-
-    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return layers_of_map(self.model, mu) if x is None else []
-
-    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return attention_of_map(self.model, mu, x)
-
-
-class BoxSubject(Subject):
-    """A map between measures, whose in-context map is recovered from its values.
+class MeasureSubject(Subject):
+    """An in-context map, or a map between measures of which it is recovered.
 
     Args:
         f: the map.
@@ -133,30 +104,38 @@ class BoxSubject(Subject):
 
     weighted, pooled, tokens_per_query, padded = True, False, 0, None
 
-    def __init__(self, f: Callable[[Measure], Measure]) -> None:
+    def __init__(self, f: InContextMap | MeasureMap) -> None:
         self.model, self._box = f, MapBox(f)
-        self.how = "a map between measures; images of tokens are recovered from its values"
+        self.how = "an in-context map, called with measures"
+        if self._box.gamma is None:
+            self.how = "a map between measures; images of tokens are recovered from its values"
 
-    def outputs(self, mu: Measure) -> Measure:
-        return self.push(mu)
-
-    def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        return finite(self._box.answer(mu, x))
+    def outputs(self, mu: Measure) -> Tensor | Measure:
+        # Images of an in-context map are in the order of the tokens; those of another map are not.
+        return self.push(mu) if self._box.gamma is None else self.push(mu).atoms
 
     def push(self, mu: Measure) -> Measure:
         return self._box.push(mu)
 
-    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
-        return MapBox(self.model, mu)
+    def answer(self, mu: Measure, x: Tensor) -> Tensor:
+        return finite(self._box.answer(mu, x))
+
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
+        return self._box if x is None else QueryBox(self, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
         return {}
 
+    def region(self, points: Tensor) -> Box:
+        return Box.around(points, self._box.manifold)
+
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return []
+        gamma = self._box.gamma
+        return [] if gamma is None or x is not None else layers_of_map(gamma, mu)
 
     def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return []
+        gamma = self._box.gamma
+        return [] if gamma is None else attention_of_map(gamma, mu, x)
 
 
 class TokenSubject(Subject):
@@ -227,7 +206,7 @@ class TokenSubject(Subject):
         out = self.call(as_token_list(mu))
         return Measure(out).merge(256 * torch.finfo(out.dtype).eps * float(out.abs().max()))
 
-    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
         return TokenBox(self, tokens)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
@@ -250,6 +229,9 @@ class TokenSubject(Subject):
         except BlackBoxError:
             pass  # it takes them, and returns NaN for example
         return True
+
+    def region(self, points: Tensor) -> Box:
+        return Box.around(points)
 
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         # one row more than tokens: a model may add a class token
@@ -300,13 +282,16 @@ class QuerySubject(Subject):
             )
         return finite(out.reshape(len(x), -1))
 
-    def black_box(self, mu: Measure, tokens: int) -> BlackBox:
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
         return QueryBox(self, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
         if x is None:
             return {}
         return {"queries": lambda: largest_change(self.together(mu, x), self.alone(mu, x))}
+
+    def region(self, points: Tensor) -> Box:
+        return Box.around(points)
 
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         if x is None:
@@ -359,7 +344,7 @@ class QueryBox(BlackBox):
         mu: the context, always the same.
     """
 
-    def __init__(self, subject: QuerySubject, mu: Measure) -> None:
+    def __init__(self, subject: Subject, mu: Measure) -> None:
         self.subject, self.mu = subject, mu
         self.batched, self.differentiable = False, True
 
