@@ -15,7 +15,8 @@ import pushforward as pf
 torch.manual_seed(0)
 width, steps = 32, 40 if "--small" in sys.argv else 300
 
-encoder = pf.Transformer(3, depth=2, heads=2, head_dim=16, hidden=64, width=width, out_dim=width)
+sizes = dict(depth=2, heads=2, hidden=64, width=width, out_dim=width)
+encoder = pf.Transformer(3, **sizes, block=pf.Block(head_dim=16))
 embed = torch.nn.Linear(2, width)
 attend = [
     pf.Residual(pf.Attention(width, heads=2, head_dim=16, context_dim=width)) for _ in range(2)

@@ -32,7 +32,7 @@ def rule(mu, nu):
     return pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
 
 
-sizes = dict(depth=2, heads=2, head_dim=16, hidden=64, width=32, out_dim=8)
+sizes = dict(depth=2, heads=2, hidden=64, width=32, out_dim=8, block=pf.Block(head_dim=16))
 q, k = pf.Transformer(2, **sizes), pf.Transformer(2, **sizes)
 options = dict(affinity=pf.Encoded(q, k), normaliser=pf.Sinkhorn(steps=10))
 learned = lambda mu, nu: pf.relate(mu, nu, **options)

@@ -20,7 +20,8 @@ def test_one_relation_of_a_batch():
 
 def test_relations_of_a_transformer():
     """Each layer's values, integrated by its relations, are what the layer does."""
-    model = pf.Transformer(2, depth=3, heads=4, head_dim=3, norm=pf.PreNorm(), width=6)
+    block = pf.Block(norm=pf.PreNorm(), head_dim=3)
+    model = pf.Transformer(2, depth=3, heads=4, width=6, block=block)
     mu = cloud(8)
     found = model.relations(mu)
     assert len(found) == 3 and all(r.shape == (4, 8, 8) for r in found)

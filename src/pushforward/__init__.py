@@ -28,6 +28,7 @@ from .flows import RK4, Dopri5, Euler, Flow, Path, Sphere, Torus, fields, flow
 from .maps import (
     MLP,
     Attention,
+    Block,
     Causal,
     Compose,
     InContextMap,
@@ -44,11 +45,11 @@ from .representation import characterise, recover
 from .sinkhorn import doubly_stochastic
 
 __all__ = [
-    "RK4", "Affinity", "Attention", "Causal", "Compose", "Conditional", "Coupling", "Dopri5",
-    "Dot", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix", "Measure", "MeasureMap",
-    "Normaliser", "Pairs", "Path", "Pointwise", "PostNorm", "PreNorm", "Relation", "Residual",
-    "Sinkhorn", "Softmax", "Sphere", "SquaredDistance", "Torus", "Transformer", "audit",
-    "characterise", "doubly_stochastic", "energy_distance", "fields", "flow",
+    "RK4", "Affinity", "Attention", "Block", "Causal", "Compose", "Conditional", "Coupling",
+    "Dopri5", "Dot", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix", "Measure",
+    "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "PostNorm", "PreNorm", "Relation",
+    "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance", "Torus", "Transformer",
+    "audit", "characterise", "doubly_stochastic", "energy_distance", "fields", "flow",
     "from_sequence_model", "mmd", "realise", "recover", "relate", "sinkhorn_divergence",
     "sliced_wasserstein", "wasserstein",
 ]  # fmt: skip

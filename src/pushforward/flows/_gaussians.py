@@ -9,7 +9,7 @@ of them is what they would make of infinitely many particles, to the last bit of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,12 @@ from torch import Tensor
 from .._tools.checks import check_floating, check_kind, check_shape
 from .._tools.types import Images, Queries
 from ..affinities import Dot
-from ..maps import Euclidean, InContextMap
+from ..maps import Container, InContextMap
 from ..measures import Measure
 from ..relations import Bilinear, Sinkhorn, Softmax
-from ._run import flow
+from ._flow import flow
 from ._solvers import Solver
-from .fields import Linear, SelfAttention, Sum
+from .fields import Euclidean, Linear, SelfAttention, at_time, summands
 
 Affine = tuple[Tensor, Tensor]
 r"""$B$ and $b$ of $x\mapsto Bx+b$."""
@@ -61,9 +61,9 @@ def gaussian(
     field: InContextMap,
     mean: Float[Tensor, " d"],
     cov: Float[Tensor, "d d"],
-    t1: float,
     *,
     t0: float = 0.0,
+    t1: float,
     solver: Solver | None = None,
     save: int | Sequence[float] | None = None,
 ) -> GaussianPath:
@@ -86,8 +86,8 @@ def gaussian(
         field: the field.
         mean: $\alpha$ at the beginning.
         cov: $\Sigma$ at the beginning.
-        t1: the end.
         t0: the beginning.
+        t1: the end.
         solver: `RK4(steps=100)` by default.
         save: as in `flow`.
 
@@ -102,53 +102,59 @@ def gaussian(
     d = mean.shape[-1]
     check_shape("cov", cov, (d, d), "One row and column per coordinate of `mean`.")
     check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
-    affine(field.at_time(float(t0)), mean, cov)  # says it if it is none
+    _on_gaussian(at_time(field, float(t0)), mean, cov)  # raises if it is not affine
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
-    path = flow(limit, Measure(simplex), t1, t0=t0, solver=solver, save=save)
+    path = flow(limit, Measure(simplex), t0=t0, t1=t1, solver=solver, save=save)
     points = path.map(lambda mu: mu.atoms)
-    matrices, offsets = _affine_of(points)
+    matrices, offsets = _affine_map(points)
     means = (matrices @ mean) + offsets
     return GaussianPath(path.times, means, matrices @ cov @ matrices.mT, matrices, offsets)
 
 
-def _affine_of(points: Tensor) -> Affine:
+def _affine_map(points: Tensor) -> Affine:
     """The map that sends the origin and the unit vectors to the points."""
     return (points[..., 1:, :] - points[..., :1, :]).mT, points[..., 0, :]
 
 
-class _MeanField(InContextMap):
-    """A field on a Gaussian, whose map so far is known by the images of a simplex."""
+class _MeanField(Container):
+    """A field on a Gaussian that was moved by an affine map, given by the images of a simplex."""
 
-    def __init__(self, field: InContextMap, mean: Tensor, cov: Tensor):
+    def __init__(self, field: InContextMap, mean: Tensor, cov: Tensor) -> None:
         super().__init__()
-        self.inner = [field]  # not as a part: there are no potentials to predict
-        self.mean, self.cov = mean, cov
+        self.field, self.mean, self.cov = field, mean, cov
 
-    def at_time(self, t: float) -> InContextMap:
-        """The field at that time."""
-        now = self.inner[0].at_time(t)
-        return self if now is self.inner[0] else _MeanField(now, self.mean, self.cov)
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.field,)
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> _MeanField:
+        (field,) = parts
+        return _MeanField(field, self.mean, self.cov)
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Affine."""
-        M, c = _affine_of(mu.atoms)
-        B, b = affine(self.inner[0], M @ self.mean + c, M @ self.cov @ M.mT)
+        M, c = _affine_map(mu.atoms)
+        B, b = _on_gaussian(self.field, M @ self.mean + c, M @ self.cov @ M.mT)
         return x @ B.mT + b
 
 
-def affine(field: InContextMap, mean: Tensor, cov: Tensor) -> Affine:
-    r"""$B$ and $b$ of the field on $\mathcal N(\alpha,\Sigma)$."""
-    if isinstance(field, Sum):
-        parts = [affine(part, mean, cov) for part in field]
-        return sum(B for B, _ in parts), sum(b for _, b in parts)  # type: ignore[return-value]
+def _on_gaussian(field: InContextMap, mean: Tensor, cov: Tensor) -> Affine:
+    r"""$B$ and $b$ of the field on $\mathcal N(\alpha,\Sigma)$; an error if it is not affine."""
+    if parts := summands(field):
+        return _total(_on_gaussian(part, mean, cov) for part in parts)
     if isinstance(field, Linear):
         return field.A, field.B @ mean
     if isinstance(field, SelfAttention) and not field.causal and field.manifold == Euclidean():
         heads = zip(*field.matrices(), strict=True)
-        parts = [_head(field, Q, K, V, mean, cov) for Q, K, V in heads]
-        return sum(B for B, _ in parts), sum(b for _, b in parts)  # type: ignore[return-value]
+        return _total(_head(field, Q, K, V, mean, cov) for Q, K, V in heads)
     raise TypeError(_refused(field))
+
+
+def _total(maps: Iterable[Affine]) -> Affine:
+    """The sum of affine maps."""
+    (B, b), *others = maps
+    for more_B, more_b in others:
+        B, b = B + more_B, b + more_b
+    return B, b
 
 
 def _head(

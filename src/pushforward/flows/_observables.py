@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .._tools.checks import check_kind, check_number
 from .._tools.linkage import single_linkage
-from ..maps import Euclidean, InContextMap, Manifold, Torus
+from ..maps import InContextMap
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Relation
-from .fields import by_tiles
+from .fields import Euclidean, Manifold, Torus, by_rows
 
 Number = Float[Tensor, "*b"]
 
@@ -37,7 +37,7 @@ def diameter(points: Float[Tensor, "*b n d"]) -> Number:
     """
     exact = "donot_use_mm_for_euclid_dist"
     far = lambda rows: torch.cdist(rows, points, compute_mode=exact).amax(-1, keepdim=True)
-    return by_tiles(far, points, points.shape[-2])[..., 0].amax(-1)
+    return by_rows(far, points, points.shape[-2])[..., 0].amax(-1)
 
 
 def order(mu: Measure, manifold: Manifold = Euclidean()) -> Number:  # noqa: B008

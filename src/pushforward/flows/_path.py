@@ -17,7 +17,7 @@ from ..maps import InContextMap
 from ..measures import Measure
 from . import _observables as observables
 from ._snapshots import Snapshots
-from .fields import CuckerSmale, Harmonic, SecondOrder, halves
+from .fields import at_time, halves, is_second_order, manifold_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ class Path:
 
     def order(self) -> Series:
         r"""How far all agree, from 0 to 1: $|\int e^{i\theta}d\mu|$ or $|\int x/|x|\,d\mu|$."""
-        manifold = self._needs_field().manifold
+        manifold = manifold_of(self._needs_field())
         return self.map(lambda mu: observables.order(mu, manifold))
 
     def clusters(self, tol: float) -> Int[Tensor, "s n"]:
@@ -164,16 +164,16 @@ class Path:
 
     def _embed(self, x: Tensor) -> Tensor:
         """Points where distances are those of the manifold."""
-        return x if self.field is None else self.field.manifold.embed(x)
+        return x if self.field is None else manifold_of(self.field).embed(x)
 
     @property
     def _second_order(self) -> bool:
-        return isinstance(self.field, SecondOrder | CuckerSmale | Harmonic)
+        return self.field is not None and is_second_order(self.field)
 
     def _with_field(self, f: Callable[[InContextMap, Measure], Tensor]) -> list[Tensor]:
         """A function of the field and the measure, at every time."""
         field, times = self._needs_field(), self.times.tolist()
-        return [f(field.at_time(t), mu) for t, mu in zip(times, self, strict=True)]
+        return [f(at_time(field, t), mu) for t, mu in zip(times, self, strict=True)]
 
     def _needs_field(self) -> InContextMap:
         if self.field is None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from .._tools.output import atomic_file
 from ..maps import InContextMap
 from ..measures import Measure
-from ..relations import Memory
+from ..sinkhorn import PotentialHistory
 from ._solvers import Grid, State
 
 FORMAT = "pushforward flow, version 1"
@@ -114,37 +114,37 @@ class Snapshots(Sequence[Measure]):
         """Sinkhorn steps until the last saved time."""
         return int(self._about(len(self) - 1)["steps"]) if len(self) else 0
 
-    def write(self, index: int, time: float, mu: Measure, state: State, memory: Memory) -> None:
-        """Save a state."""
+    def write(
+        self, index: int, time: float, mu: Measure, state: State, history: PotentialHistory
+    ) -> None:
+        """Save a state, and the potentials from which a resumed run continues."""
         from safetensors.torch import save
 
         tensors = {"atoms": state[0], "log_weights": mu.log_weights}
         if mu.times is not None:
             tensors["token_times"] = mu.times
+        # The last cloud is that of the queries; clouds between are numbered from the end.
         tensors |= {f"queries{k}" if k else "queries": x for k, x in enumerate(state[:0:-1])}
         moments: dict[str, list[float]] = {}
-        for place, past in memory.past.items():
-            moments[place] = [t for t, _ in past]
-            tensors |= {f"memory/{place}/{k}": g for k, (_, g) in enumerate(past)}
-        about = {"time": repr(time), "memory": json.dumps(moments), "steps": str(memory.steps)}
+        for name, past in history.past.items():
+            moments[name] = [t for t, _ in past]
+            tensors |= {f"memory/{name}/{k}": g for k, (_, g) in enumerate(past)}
+        about = {"time": repr(time), "memory": json.dumps(moments), "steps": str(history.steps)}
         whole = {name: t.detach().contiguous().clone() for name, t in tensors.items()}
         with atomic_file(self._file(index)) as draft:
             draft.write_bytes(save(whole, {"format": FORMAT, **about}))
 
-    def resume(self, device: torch.device) -> tuple[int, State, Memory] | None:
-        """The last state that was saved, if any."""
-        last = len(self) - 1
-        if last < 0:
-            return None
-        tensors, about = self.tensors(last, device), self._about(last)
-        memory = Memory(steps=int(about["steps"]))
-        for place, moments in json.loads(about["memory"]).items():
-            memory.past[place] = [
-                (t, tensors[f"memory/{place}/{k}"]) for k, t in enumerate(moments)
+    def resume(self, index: int, device: torch.device, history: PotentialHistory) -> State:
+        """The state at a saved time; its potentials are put into the history."""
+        tensors, about = self.tensors(index, device), self._about(index)
+        history.steps = int(about["steps"])
+        for name, moments in json.loads(about["memory"]).items():
+            history.past[name] = [
+                (t, tensors[f"memory/{name}/{k}"]) for k, t in enumerate(moments)
             ]
         names = [n for n in tensors if n.startswith("queries")]
         others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
-        return last, (tensors["atoms"], *others), memory
+        return (tensors["atoms"], *others)
 
     def _about(self, index: int) -> dict[str, str]:
         """The metadata of a file."""

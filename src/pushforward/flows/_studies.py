@@ -18,6 +18,7 @@ from ..maps import InContextMap
 from ..measures import Measure
 from ._flow import Flow
 from ._solvers import RK4, Euler, FixedStep, Solver
+from .fields import manifold_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,9 +98,9 @@ def depth_study(
     check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
     reference = RK4(steps=8 * max(depths)) if reference is None else reference
     with torch.no_grad():
-        place = lambda s: field.manifold.embed(Flow(field, t1, solver=s).push(mu).atoms)
-        truth = place(reference)
-        ends = [place(replace(solver, steps=n)) for n in depths]
+        end = lambda s: manifold_of(field).embed(Flow(field, t1=t1, solver=s).push(mu).atoms)
+        truth = end(reference)
+        ends = [end(replace(solver, steps=n)) for n in depths]
         errors = tuple(float((x - truth).norm(dim=-1).max()) for x in ends)
     return Study("depth", tuple(depths), errors, -float(solver.order))
 
@@ -141,7 +142,7 @@ def token_study(
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
         queries = law(8, generator).atoms
-    G = Flow(field, t1, solver=solver)
+    G = Flow(field, t1=t1, solver=solver)
     errors = []
     with torch.no_grad():
         for n in sizes:

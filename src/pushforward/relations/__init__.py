@@ -5,6 +5,7 @@ consists of scores and two potentials, and only `matrix()` forms a matrix. A typ
 methods that make sense for it; conversions are explicit. A normaliser makes a relation of scores.
 """
 
+from ._joint import Joint as Joint
 from ._masses import Masses as Masses, Signed as Signed
 from ._normalisers import (
     Bilinear as Bilinear,
@@ -15,7 +16,6 @@ from ._normalisers import (
     Sigmoid as Sigmoid,
     Softmax as Softmax,
 )
-from ._predicted import Memory as Memory, Predicted as Predicted
 from ._probabilities import Conditional as Conditional, Coupling as Coupling
 from ._relate import relate as relate
 from ._relation import Relation as Relation

@@ -45,6 +45,8 @@ class Normaliser(ABC):
     """Whether the relation can be evaluated at queries that are no atoms."""
     takes_start: ClassVar[bool] = False
     """Whether it iterates, and can start from a given potential."""
+    to_tolerance: bool = False
+    """Whether it iterates to a tolerance, so that the result does not depend on the start."""
 
     @abstractmethod
     def relate(

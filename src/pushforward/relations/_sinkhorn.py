@@ -97,6 +97,11 @@ class Sinkhorn(Normaliser):
             raise ValueError(f"`memory` must be a number of bytes, or None, got {self.memory!r}.")
 
     @property
+    def to_tolerance(self) -> bool:  # type: ignore[override]
+        """Whether it runs to a tolerance instead of a number of steps."""
+        return self.steps is None
+
+    @property
     def _slacks(self) -> tuple[float, float]:
         return self.slack if isinstance(self.slack, tuple) else (self.slack, self.slack)
 

@@ -5,6 +5,7 @@ A `Problem` is a pair of marginals. `alternate` takes some steps, `solve` goes t
 carry mass. `doubly_stochastic` scales many small matrices at once.
 """
 
+from ._extrapolate import PotentialHistory as PotentialHistory, Starts as Starts
 from ._gradients import differentiable as differentiable
 from ._masks import diagnose as diagnose
 from ._problem import (
