@@ -132,6 +132,8 @@ class AttentionMap(InContextMap, ABC):
         for name, m in (("mu", mu), ("queries", queries)):
             check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         self._check(mu, queries.atoms, queries.times)
+        if start is not None and not self.normaliser.takes_start:
+            raise ValueError(f"Only Sinkhorn has a `start`, got {self.normaliser}.")
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         relation = self._relating(mu.normalise(), queries, start)
         return relation(queries.atoms, queries.times, log_a)
@@ -147,8 +149,9 @@ class AttentionMap(InContextMap, ABC):
 
         Whatever depends on the context alone is computed once.
         """
-        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :].log_softmax(-1)
-        origin = self.affinity.origin(k, log_b)
+        k, log_weights = self.keys(mu.atoms), mu.log_weights[..., None, :]
+        log_b = log_weights.log_softmax(-1)
+        origin = self.affinity.origin(k, log_weights)
         keys = self.affinity.features(k, origin)
 
         def scores(x: Tensor, t: Tensor | None) -> PointScores:

@@ -1,8 +1,8 @@
 r"""Relations between two measures: conditionals, couplings, other masses, and signed ones.
 
-A relation is a density $e^{A+f\oplus g}$ against $\mu\otimes\nu$, both normalised. It is lazy: two
-potentials and the scores, no matrix, until one is asked for. What is not defined on a type does
-not exist on it; conversions are explicit. A normaliser makes a relation of scores.
+A relation is a density $e^{A+f\oplus g}$ against $\mu\otimes\nu$, both normalised. It is lazy: it
+consists of scores and two potentials, and only `matrix()` forms a matrix. A type has only the
+methods that make sense for it; conversions are explicit. A normaliser makes a relation of scores.
 """
 
 from ._joint import Joint as Joint

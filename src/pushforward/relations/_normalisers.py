@@ -79,9 +79,9 @@ class Normaliser(ABC):
 
 @dataclass(frozen=True)
 class Softmax(Normaliser):
-    r"""Conditional distributions: $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$.
+    r"""Conditionals $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$ [B, conditional].
 
-    [B, conditional] The joint $\mu\otimes\kappa$ minimises
+    The joint $\mu\otimes\kappa$ minimises
     $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$ among all
     plans whose first marginal is $\mu$.
 
