@@ -38,9 +38,9 @@ class Dynamics(ABC):
 
 
 class Characteristics(Dynamics):
-    r"""The characteristics $\dot x=V_t[\mu_t](x)$ of atoms and queries; atoms carry $\mu_t$.
+    r"""The characteristics $\dot x=V_t[\mu_t](x)$ of atoms and queries [A, eq. 9].
 
-    Atoms never see the queries. A state is `(atoms,)`, then the atoms of `queries` if given, then
+    The atoms carry $\mu_t$, and never see the queries. A state is `(atoms,)`, then the atoms of `queries` if given, then
     further points if there are any.
 
     Args:

@@ -43,13 +43,13 @@ GROWTHS = 100
 
 
 class Flow(Container):
-    r"""The flow of a field as an in-context map [A, Prop. 2].
+    r"""The flow of a field as an in-context map [A, eq. 14] [A, Prop. 2].
 
     $$\partial_tG_t(\mu,x)=V_t[\mu_t](G_t(\mu,x)),\qquad\mu_t=G_t(\mu,\cdot)_\sharp\mu.$$
 
     Queries move with the context, which does not see them. The push-forward is the solution map
     $\mu_0\mapsto\mu_T$ of the Vlasov equation
-    $\partial_t\mu+\operatorname{div}(V_t[\mu]\mu)=0$. Like every in-context map it composes,
+    $\partial_t\mu+\operatorname{div}(V_t[\mu]\mu)=0$ [A, eq. 13]. Like every in-context map it composes,
     pushes, and can be trained.
 
     Args:
@@ -220,7 +220,7 @@ def flow(
     queries: Tensor | Measure | None = None,
     folder: str | os.PathLike | None = None,
 ) -> Path:
-    r"""Let a measure flow: $\partial_t\mu_t+\operatorname{div}(V_t[\mu_t]\,\mu_t)=0$.
+    r"""Let a measure flow: $\partial_t\mu_t+\operatorname{div}(V_t[\mu_t]\,\mu_t)=0$ [A, eq. 10].
 
     Atoms follow $\dot x_i=V_t[\mu_t](x_i)$ and keep their weights. It is a shorthand for
     `pf.Flow(field, t0=t0, t1=t1, solver=solver).path(mu, ...)`, which also lets one choose how

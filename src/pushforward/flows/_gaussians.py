@@ -2,9 +2,9 @@ r"""Gaussians under attention: the mean-field limit in closed form, without part
 
 Where a field is affine on Gaussians, $V[\mathcal N(\alpha,\Sigma)](x)=B(\alpha,\Sigma)\,x+
 b(\alpha,\Sigma)$, the flow of a Gaussian is a moving affine map $x\mapsto M_tx+c_t$, and
-$\mu_t=\mathcal N(M_t\alpha_0+c_t,\ M_t\Sigma_0M_t^\top)$. That map is known by what it does to the
-origin and the unit vectors, so the very same solvers move these $d+1$ points, and what they make
-of them is what they would make of infinitely many particles, to the last bit of rounding.
+$\mu_t=\mathcal N(M_t\alpha_0+c_t,\ M_t\Sigma_0M_t^\top)$. An affine map is determined by the images
+of the origin and the unit vectors. So the same solvers move these $d+1$ points, and the result is
+what they would give for infinitely many particles, up to rounding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GaussianPath:
         return len(self.times)
 
     def __call__(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m d"]:
-        """Where points that began at `x` are at every time."""
+        """The positions at every time of points that start at `x`."""
         return x @ self.matrices.mT + self.offsets[:, None, :]
 
 
@@ -67,9 +67,9 @@ def gaussian(
     solver: Solver | None = None,
     save: int | Sequence[float] | None = None,
 ) -> GaussianPath:
-    r"""The flow of $\mathcal N(\alpha,\Sigma)$ under a field that keeps Gaussians Gaussian.
+    r"""The flow of $\mathcal N(\alpha,\Sigma)$ under a field that maps Gaussians to Gaussians.
 
-    `fields.SelfAttention` with scores $y^\top Ax$ does, with
+    Such a field is `fields.SelfAttention` with scores $y^\top Ax$ and
 
     - `Softmax()`: $V[\mu](x)=V(\alpha+\Sigma Ax)$, so $\dot\Sigma=V\Sigma A\Sigma+(\cdot)^\top$;
     - `Softmax()` of $-\frac12|Qx-Ky|^2$: $V(I+\Sigma K^\top K)^{-1}(\alpha+\Sigma K^\top Qx)$;
@@ -79,7 +79,7 @@ def gaussian(
       $s=(\sqrt{1+4\sigma^2}-1)/2\sigma$;
     - `Bilinear()`: $V(\Sigma+\alpha\alpha^\top)Ax$;
 
-    and so do `fields.Linear` and sums of all these. With `Euler(steps=L)` it is the recursion of
+    and so are `fields.Linear` and sums of all these. With `Euler(steps=L)` it is the recursion of
     the layers of a residual network, with finer solvers their depth limit.
 
     Args:
@@ -113,7 +113,7 @@ def gaussian(
 
 
 def _affine_map(points: Tensor) -> Affine:
-    """The map that sends the origin and the unit vectors to the points."""
+    """The affine map that sends the origin and the unit vectors to the points."""
     return (points[..., 1:, :] - points[..., :1, :]).mT, points[..., 0, :]
 
 

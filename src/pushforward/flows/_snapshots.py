@@ -1,10 +1,10 @@
-"""Flows on disk: a folder of safetensors files that needs no library of ours to be read.
+"""Flows on disk: a folder of safetensors files that can be read without this library.
 
-`flow.json` says what was run and lists the saved times. `00000.safetensors`, `00001.safetensors`
-and so on hold one saved time each: `atoms`, `log_weights`, `token_times` if the tokens have times,
-`queries` if there are any, and under `memory/` the Sinkhorn potentials that a later run goes on
-from. Its metadata hold the time. Files are written under another name first, so that one that is
-there is whole.
+`flow.json` describes the run and lists the saved times. Each saved time has a file,
+`00000.safetensors`, `00001.safetensors` and so on, with the tensors `atoms`, `log_weights`,
+`token_times` if the tokens have times, `queries` if there are any, and under `memory/` the
+Sinkhorn potentials from which a resumed run continues. Its metadata contain the time. A file is
+written under another name first and then renamed, so a file that exists is complete.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path as File
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -28,16 +29,16 @@ FORMAT = "pushforward flow, version 1"
 
 
 class Snapshots(Sequence[Measure]):
-    """The measures in a folder, read when asked for.
+    """The measures in a folder, read when they are needed.
 
     Args:
-        folder: where they are.
+        folder: the folder of a run.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = File(folder)
         self.device: torch.device | str = "cpu"
-        """Where measures are read to."""
+        """The device that measures are loaded to."""
         self._seen = 0
         try:
             self.about = json.loads((self.folder / "flow.json").read_text())
@@ -56,7 +57,7 @@ class Snapshots(Sequence[Measure]):
 
     @classmethod
     def begin(cls, folder: str | os.PathLike, about: dict) -> Snapshots:
-        """A folder for a run, new or of the same run begun before."""
+        """The folder of a run: a new one, or that of the same run started before."""
         file = File(folder) / "flow.json"
         if file.exists():
             found = cls(folder)
@@ -64,7 +65,7 @@ class Snapshots(Sequence[Measure]):
             if differ:
                 raise ValueError(
                     f"{folder} holds another flow: its {', '.join(differ)} differ. Give the same "
-                    "arguments to go on with it, or another folder."
+                    "arguments to continue it, or another folder."
                 )
             return found
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +74,18 @@ class Snapshots(Sequence[Measure]):
         return cls(folder)
 
     def __len__(self) -> int:
-        """How many are there, none missing before them."""
-        while self._file(self._seen).exists():  # a run only adds
+        """The number of saved times, up to the first that is missing."""
+        while self._file(self._seen).exists():  # files are added and never removed
             self._seen += 1
         return self._seen
 
-    def __getitem__(self, index):
+    @overload
+    def __getitem__(self, index: int) -> Measure: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Measure]: ...
+
+    def __getitem__(self, index: int | slice) -> Measure | list[Measure]:
         """The measure at a saved time."""
         count = len(self)
         if isinstance(index, slice):
@@ -91,7 +98,7 @@ class Snapshots(Sequence[Measure]):
         )
 
     def tensors(self, index: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """All that was saved at a time."""
+        """All tensors that were saved at a time."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -105,10 +112,10 @@ class Snapshots(Sequence[Measure]):
             ) from None
 
     def queries(self) -> Tensor | None:
-        """Where points that rode along were, if there were any."""
-        each = [self.tensors(k).get("queries") for k in range(len(self))]
-        found = [x for x in each if x is not None]
-        return torch.stack(found) if found else None
+        """The queries at all saved times, if there were any."""
+        clouds = [self.tensors(k).get("queries") for k in range(len(self))]
+        present = [x for x in clouds if x is not None]
+        return torch.stack(present) if present else None
 
     def steps(self) -> int:
         """Sinkhorn steps until the last saved time."""
@@ -158,7 +165,7 @@ class Snapshots(Sequence[Measure]):
 
 
 def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: Measure) -> dict:
-    """What makes two runs the same; the code of a user's functions is not looked at."""
+    """What identifies a run; the code of a user's functions is not compared."""
     tensors = [*state, mu.log_weights, *([] if mu.times is None else [mu.times])]
     tensors += [*field.parameters(), *field.buffers()]
     digest = hashlib.sha256()
