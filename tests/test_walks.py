@@ -75,7 +75,7 @@ def push():
 def relate():
     mu, nu = cloud(), cloud(9)
     near, to = pf.SquaredDistance(1.0), pf.Sinkhorn()
-    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=to)
+    pi = pf.relate(mu, nu, affinity=near, normaliser=to)
     return pi.apply(nu.atoms)
 
 
