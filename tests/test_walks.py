@@ -84,7 +84,7 @@ def flow():
 
 
 def characterise():
-    return pf.characterise(pf.Attention(2).double().push, lambda generator: law(4, generator), 2)
+    return pf.characterise(pf.Attention(2).double().push, law, size=4)
 
 
 NOT_STRAIGHT = pytest.mark.xfail(reason="not a straight line yet", raises=AssertionError)
