@@ -75,7 +75,7 @@ def push():
 def relate():
     mu, nu = cloud(), cloud(9)
     near, to = pf.SquaredDistance(1.0), pf.Sinkhorn()
-    pi = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=to)
+    pi = pf.relate(mu, nu, affinity=near, normaliser=to)
     return pi.apply(nu.atoms)
 
 
@@ -84,7 +84,7 @@ def flow():
 
 
 def characterise():
-    return pf.characterise(pf.Attention(2).double().push, lambda generator: law(4, generator), 2)
+    return pf.characterise(pf.Attention(2).double().push, law, size=4)
 
 
 NOT_STRAIGHT = pytest.mark.xfail(reason="not a straight line yet", raises=AssertionError)
