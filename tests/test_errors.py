@@ -141,19 +141,19 @@ CASES = {
     ),
     "a tolerance in words": (lambda: pf.Sinkhorn(tol="1e-5"), "`tol` must be a number, got str"),
     "a class that needs arguments": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, affinity=pf.SquaredDistance),
+        lambda: pf.relate(MU, MU, affinity=pf.SquaredDistance),
         "Make one: `SquaredDistance(eps=...)`",
     ),
     "values that are a measure": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(MU),
+        lambda: pf.relate(MU, MU).apply(MU),
         "Its points are `.atoms`",
     ),
     "values without an axis": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(ones(MU.n)),
+        lambda: pf.relate(MU, MU).apply(ones(MU.n)),
         "`values[:, None]`",
     ),
     "a start for softmax": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, start=ones(MU.n)),
+        lambda: pf.relate(MU, MU, start=ones(MU.n)),
         "Only Sinkhorn has a `start`",
     ),
     "tokens to a layer": (lambda: pf.Attention(2)(ones(5, 2)), "`gamma.push(mu)`"),
@@ -161,52 +161,68 @@ CASES = {
         lambda: pf.Transformer(2, depth=1).relations(ones(5, 2)),
         "`mu` must be a Measure, got Tensor",
     ),
-    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`size` must be"),
+    "no samples": (lambda: pf.relate(MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
+    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a number of bytes"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
     "points instead of a measure": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU.atoms, MU),
+        lambda: pf.relate(MU.atoms, MU),
         "`mu` must be a Measure, got Tensor",
     ),
     "too few queries": (
-        lambda: pf.relate(MU.atoms[:2], MU.atoms, MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Encoded(MU.atoms[:2], MU.atoms)),
         "`q` must have one row per atom",
     ),
     "queries and keys of other widths": (
-        lambda: pf.relate(MU.atoms, ones(MU.n, 3), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Encoded(MU.atoms, ones(MU.n, 3))),
         "same width",
     ),
     "a matrix of another shape": (
-        lambda: pf.relate(ones(3, 4), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Matrix(ones(3, 4))),
         "One score per pair",
     ),
     "scores of +inf": (
-        lambda: pf.relate(ones(MU.n, MU.n).mul(torch.inf), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Matrix(ones(MU.n, MU.n).mul(torch.inf))),
         "A cost of +inf is a score of -inf",
     ),
     "a class of normaliser": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, normaliser=pf.Softmax),
+        lambda: pf.relate(MU, MU, normaliser=pf.Softmax),
         "Make one: `Softmax()`",
     ),
     "a mask of numbers": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, mask=ones(MU.n, MU.n)),
+        lambda: pf.relate(MU, MU, mask=ones(MU.n, MU.n)),
         "must be boolean",
     ),
     "values of another length": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(ones(MU.n + 1, 2)),
+        lambda: pf.relate(MU, MU).apply(ones(MU.n + 1, 2)),
         "one row per key",
     ),
     "an affinity that sums too much": (
-        lambda: pf.relate(lambda mu, nu, x, y: (x - y).sum(), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Pairs(lambda mu, nu, x, y: (x - y).sum())),
         "one number per pair",
     ),
-    "three measures": (lambda: pf.relate(ones(MU.n, MU.n), MU, MU, MU), "got three"),
-    "a number": (lambda: pf.relate(3.0, MU, MU), "attention layer with two measures, got float"),
-    "an affinity for a matrix": (
-        lambda: pf.relate(ones(MU.n, MU.n), MU, MU, affinity=pf.Dot()),
-        "scores are given already",
+    "a matrix instead of an affinity": (
+        lambda: pf.relate(MU, MU, affinity=ones(MU.n, MU.n)),
+        "`affinity` must be an Affinity, got Tensor. A matrix of scores is `pf.Matrix(A)`",
     ),
+    "a function instead of an affinity": (
+        lambda: pf.relate(MU, MU, affinity=lambda mu, nu, x, y: (x - y).sum(-1)),
+        "A function of pairs is `pf.Pairs(function)`",
+    ),
+    "a layer instead of an affinity": (
+        lambda: pf.relate(MU, MU, affinity=pf.Attention(2)),
+        "`layer.relation(context, queries)`",
+    ),
+    "a matrix in attention": (
+        lambda: pf.Attention(2, affinity=pf.Matrix(ones(2, 2))),
+        "`affinity` must be a PointAffinity, got Matrix",
+    ),
+    "an encoder that is none": (
+        lambda: pf.Encoded(3.0, ones(2, 2)),
+        "`q` must be a tensor or a function of a measure and points, got float",
+    ),
+    "a number": (lambda: pf.relate(MU, MU, affinity=pf.Matrix(3.0)), "`values` must be a Tensor"),
     "a confidence of 1340": (
         lambda: pf.Conditional.from_matrix(1340 * ones(2, 2)),
         "a sum over heads or tokens is no probability",
@@ -217,13 +233,11 @@ CASES = {
         "relates atoms only",
     ),
     "a joint with the wrong measure": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).joint(pf.Measure(ones(2, 2))),
+        lambda: pf.relate(MU, MU).joint(pf.Measure(ones(2, 2))),
         "as the relation has, got 2",
     ),
     "a projection with slack": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).project(
-            MU, MU, normaliser=pf.Sinkhorn(slack=1.0)
-        ),
+        lambda: pf.relate(MU, MU).project(MU, MU, normaliser=pf.Sinkhorn(slack=1.0)),
         "keeps both marginals",
     ),
     "a negative temperature": (lambda: pf.SquaredDistance(-1.0), "must be positive"),
@@ -316,7 +330,19 @@ CASES = {
     ),
     "an infinite exponent": (lambda: pf.wasserstein(MU, MU, p=INF), "finite"),
     "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "positive and finite"),
-    "no steps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, max_steps=0), "at least 1"),
+    "a divergence of some steps": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(steps=5)),
+        "needs plans to a tolerance",
+    ),
+    "a divergence with slack": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(slack=1.0)),
+        "Leave `slack` out",
+    ),
+    "a divergence by softmax": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Softmax()),
+        "must be a Sinkhorn, got Softmax",
+    ),
+    "no steps": (lambda: pf.Sinkhorn(max_steps=0), "at least 1"),
     "no projections": (lambda: pf.sliced_wasserstein(MU, MU, projections=0), "at least 1"),
     "flat queries": (lambda: ops.log_integral(ones(2), X, ones(3)), "(..., n, k)"),
     "a list of queries": (lambda: ops.log_integral([1.0], X, ones(3)), "`q` must be a Tensor"),

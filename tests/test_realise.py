@@ -112,9 +112,9 @@ def test_relations_of_the_library(normaliser):
     """A relation is realised by a head of its rank, and by none below; between any measures."""
     mu = pf.Measure(torch.randn(8, 2), torch.rand(8) + 0.1)
     nu = pf.Measure(torch.randn(9, 2), torch.rand(9) + 0.1)
-    options = dict(affinity=pf.Dot(1.0), normaliser=normaliser)
-    relate = lambda q, k: pf.relate(q, k, mu, nu, **options).matrix()
-    target = pf.relate(torch.randn(8, 3), torch.randn(9, 3), mu, nu, **options)
+    of = lambda q, k: pf.relate(mu, nu, affinity=pf.Encoded(q, k), normaliser=normaliser)
+    relate = lambda q, k: of(q, k).matrix()
+    target = of(torch.randn(8, 3), torch.randn(9, 3))
     head, narrow = realise(target), realise(target, 2)
     assert head.rank == narrow.rank == 3
     assert (relate(head.q, head.k) - target.matrix()).abs().max() < 1e-12

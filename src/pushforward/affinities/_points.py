@@ -188,9 +188,7 @@ class PointScores(Scores):
             some(p.points, 2), None if p.offset is None else some(p.offset, 1)
         )
         times = None if self.times is None else (some(self.times[0], 1), some(self.times[1], 1))
-        return replace(
-            self, queries=features(self.queries), keys=features(self.keys), times=times
-        )
+        return replace(self, queries=features(self.queries), keys=features(self.keys), times=times)
 
     def pick(self, queries: Tensor, keys: Tensor) -> PointScores:
         """The scores between some of the queries and some of the keys, each `(*b, s)`."""

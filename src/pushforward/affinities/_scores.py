@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.logs import safe_softmax
+from .._tools.precision import safe_softmax
 from .._tools.tiles import over_tiles, row_tiles
 
 Rows = slice | Tensor
@@ -159,9 +159,7 @@ def linear_by_rows(scores: Scores, v: Tensor, weights: Tensor) -> Tensor:
     return by_rows(scores, part)
 
 
-def mean_of(
-    others: Scores, scores: Scores, bias: Float[Tensor, "*#b n"]
-) -> Float[Tensor, "*b m"]:
+def mean_of(others: Scores, scores: Scores, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*b m"]:
     r"""The mean of other scores $B_{ij}$ with weights $e^{A_{ij}+b_j}$, tile by tile."""
     bias = bias[..., None, :]
 

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.logs import safe_logsumexp, safe_softmax
-from .._tools.precision import wide
+from .._tools.precision import safe_logsumexp, safe_softmax, wide
 from ._scores import Rows, Scores, by_rows, linear_by_rows
 
 Tiles = Callable[[Rows], Tensor]
@@ -49,8 +48,8 @@ class Layout(NamedTuple):
 class TileScores(Scores):
     """Scores that are formed a tile of rows at a time; their gradients form each tile again.
 
-    Made by `from_matrix`, `from_pairs` or `mapped`. Everything is lazy: a change of scale, dtype or
-    batch is applied to the tiles as they come.
+    Made by `from_matrix`, `from_pairs` or `mapped`. Everything is lazy: a change of scale, dtype
+    or batch is applied to the tiles as they come.
 
     Args:
         rows: forms rows of the matrix, `(*b, r, n)`.

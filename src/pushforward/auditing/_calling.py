@@ -1,9 +1,9 @@
-"""How a model is to be called, tried out, and whether it answers the same again."""
+"""How a model is called: tried out on two contexts, and checked to give the same outputs again."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,83 +13,70 @@ from torch import Tensor, nn
 from ..maps import InContextMap
 from ..measures import Measure
 from ..representation import BlackBoxError
-from ._case import QUERIES
-from ._look import outputs
+from ._case import QUERIES, outputs_at
+from ._model import Model
 from ._population import Population
-from ._subjects import (
-    BoxSubject,
-    MapSubject,
-    QuerySubject,
-    Refused,
-    Subject,
-    TokenSubject,
-    as_tensor,
-    near,
-    tried,
-)
+from ._subjects import BoxSubject, MapSubject, QuerySubject, Subject, TokenSubject
+from ._tensors import CallRejected, as_tensor, call_model, near, output_name
 
 
-def sane_subject(
-    model: Any,
-    population: Population,
-    queries: Tensor | None,
-    forms: Sequence[bool],
-    tokens: int,
-    seed: int,
+def usable_subject(
+    model: Model, population: Population, queries: Tensor | None, tokens: int, seed: int
 ) -> Subject:
-    """A model as a subject that answers, and answers the same when asked again.
+    """A model as a subject; an error unless it gives outputs, and the same when called again.
 
     Args:
         model: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        forms: whether it wants an axis for sets, in the order to try.
-        tokens: of the largest context.
-        seed: of all that is random.
+        population: where contexts come from.
+        queries: queries `(m, q)`, for a model of a context and queries.
+        tokens: the most tokens of a context.
+        seed: the seed of all random draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    mu = population.context(generator, min(population.typical, tokens // 4))
+    mu = population.context(min(population.typical_size, tokens // 4), generator)
     other = population.draw(mu.n + 1, generator)
-    some = None if queries is None else queries[:QUERIES]
+    x = None if queries is None else queries[:QUERIES]
+    batched = model.batched
+    axes = [population.batched, not population.batched] if batched is None else [batched]
     hint = ""
-    if isinstance(model, nn.Module) and model.training:
+    if isinstance(model.model, nn.Module) and model.model.training:
         hint = " (it is in training mode: call `model.eval()`)"
-    buffers = _buffers(model)
-    found = as_subject(model, mu, other, some, forms)
-    for name, after in _buffers(model).items():
+    buffers = _buffers(model.model)
+    subject = as_subject(model.model, mu, other, x, axes)
+    for name, after in _buffers(model.model).items():
         before = buffers.get(name)
         if before is None or before.shape != after.shape or not _equal(before, after):
             raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
 
-    def ask(luck: int) -> Tensor:
-        torch.manual_seed(luck)
-        out = outputs(found, mu, some)
+    def outputs(global_seed: int) -> Tensor:
+        torch.manual_seed(global_seed)
+        out = outputs_at(subject, mu, x)
         return out.atoms if isinstance(out, Measure) else out
 
-    first = ask(seed)
-    if not near(first, ask(seed)):
+    first = outputs(seed)
+    if not near(first, outputs(seed)):
         raise BlackBoxError(f"it keeps state: a second call gives another output{hint}")
-    if not near(first, ask(seed + 1)):
+    if not near(first, outputs(seed + 1)):
         raise BlackBoxError(f"it is random: two calls on the same tokens differ{hint}")
-    if isinstance(found, BoxSubject):
-        found.push(other)
+    if isinstance(subject, BoxSubject):
+        subject.push(other)
     else:
-        found.answer(other, mu.atoms[:1] if some is None else some)
-    if not near(first, ask(seed)):
+        subject.answer(other, mu.atoms[:1] if x is None else x)
+    if not near(first, outputs(seed)):
         raise BlackBoxError(f"it keeps state: a call changes the output of a later one{hint}")
-    return found
+    return subject
 
 
 def _buffers(model: Any) -> dict[str, Tensor]:
-    """What a module keeps beside its parameters."""
+    """Copies of the buffers of a module, such as running statistics."""
     if not isinstance(model, nn.Module):
         return {}
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
 @contextmanager
-def left_alone(model: Any) -> Iterator[None]:
-    """Leaves the buffers of a module as they were, whatever its calls do to them."""
+def buffers_restored(model: Any) -> Iterator[None]:
+    """Give the buffers of a module their old values back, whatever its calls do to them."""
     before = _buffers(model)
     try:
         yield
@@ -101,79 +88,74 @@ def left_alone(model: Any) -> Iterator[None]:
                     now.copy_(buffer)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Where NaN is what it was."""
-    return bool(((a == b) | (a != a)).all())
+def _equal(before: Tensor, after: Tensor) -> bool:
+    """Whether no number has changed; NaN counts as unchanged."""
+    return bool(((before == after) | (before != before)).all())
 
 
 def as_subject(
-    model: Any, mu: Measure, other: Measure, queries: Tensor | None, forms: Sequence[bool]
+    model: Any, mu: Measure, other: Measure, queries: Tensor | None, axes: Sequence[bool]
 ) -> Subject:
-    """A model as a subject.
+    """A model as a subject, by trying which calls it takes.
 
     Args:
         model: the model.
         mu: a context of at least four tokens.
-        other: one with a token more.
-        queries: points apart from the context, if the model takes those.
-        forms: whether it wants an axis for sets, in the order to try.
+        other: a context of one token more.
+        queries: some queries, for a model of a context and queries.
+        axes: whether to call it with an axis for sets, in the order to try.
     """
     if getattr(model, "__func__", None) is InContextMap.push:
         model = model.__self__
     if isinstance(model, InContextMap):
         return MapSubject(model)
-    reasons: dict[str, BlackBoxError] = {}
-    for with_sets in forms:
+    errors: dict[str, BlackBoxError] = {}
+    for batched in axes:
         try:
             if queries is not None:
-                return _query_subject(model, mu, queries, with_sets)
-            return _whole_subject(model, mu, other, with_sets, len(forms) > 1)
+                return _query_subject(model, mu, queries, batched)
+            subject = _token_subject(model, mu, other, batched)
+            subject.independent = _independent(subject, mu, other)
+            if len(axes) > 1:
+                subject.how += _other_call_differs(subject, mu, other)
+            return subject
         except BlackBoxError as error:
-            reasons["(1, n, d)" if with_sets else "(n, d)"] = error
+            errors["(1, n, d)" if batched else "(n, d)"] = error
     if queries is None and not isinstance(model, nn.Module):
         try:
             box = BoxSubject(model)
             box.push(mu)
             return box
         except BlackBoxError as error:
-            reasons["a Measure"] = error
-    said = {str(error) for error in reasons.values()}
-    why = "; ".join(f"called with {form} {error}" for form, error in reasons.items())
-    raise BlackBoxError((said.pop() if len(said) == 1 else why) + _hint(model, mu, reasons))
+            errors["a Measure"] = error
+    texts = {str(error) for error in errors.values()}
+    each = "; ".join(f"called with {form} {error}" for form, error in errors.items())
+    reason = texts.pop() if len(texts) == 1 else each
+    raise BlackBoxError(reason + _hint(model, mu, list(errors.values())))
 
 
-def _hint(model: Any, mu: Measure, reasons: dict[str, BlackBoxError]) -> str:
-    """What is likely to help."""
-    causes = [e.__cause__ for e in reasons.values() if isinstance(e, Refused)]
+def _hint(model: Any, mu: Measure, errors: Sequence[BlackBoxError]) -> str:
+    """What is likely to help, in brackets."""
+    causes = [error.__cause__ for error in errors if isinstance(error, CallRejected)]
     if any(isinstance(e, TypeError) and "positional argument" in str(e) for e in causes):
-        return " (a model of a context and queries is given `queries=`, others are not)"
+        return " (pass `queries=` for a model of a context and queries, and only for such a model)"
     if isinstance(model, nn.Module) and causes:
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         if dtypes and mu.dtype not in dtypes:
-            name = str(dtypes.pop()).removeprefix("torch.")
-            mine = str(mu.dtype).removeprefix("torch.")
-            return f" (its parameters are {name} and the data {mine}: convert one of them)"
+            its, given = (str(t).removeprefix("torch.") for t in (dtypes.pop(), mu.dtype))
+            return f" (its parameters are {its} and the data {given}: convert one of them)"
     return ""
 
 
-def _whole_subject(
-    model: Callable, mu: Measure, other: Measure, batched: bool, unsure: bool
+def _token_subject(
+    model: Callable[..., Any], mu: Measure, other: Measure, batched: bool
 ) -> TokenSubject:
-    """With what else can be found out about it."""
-    found = _token_subject(model, mu, other, batched)
-    found.independent = _independent(found, mu, other)
-    if unsure:
-        found.how += _other_form(found, mu, other)
-    return found
-
-
-def _token_subject(model: Callable, mu: Measure, other: Measure, batched: bool) -> TokenSubject:
-    """Try two sizes, and see what the shapes of the outputs follow."""
-    shapes, key = [], ""
+    """A model of tokens: called with two sizes, which show what the outputs' shape depends on."""
+    shapes, used = [], ""
     for context in (mu, other):
         given = context.atoms[None] if batched else context.atoms
-        raw = tried(model, given.clone())
-        out, key = as_tensor(raw), _read(raw)
+        raw = call_model(model, given.clone())
+        out, used = as_tensor(raw), output_name(raw)
         if batched:
             if not out.ndim or len(out) != 1:
                 raise BlackBoxError(
@@ -182,70 +164,74 @@ def _token_subject(model: Callable, mu: Measure, other: Measure, batched: bool) 
                 )
             out = out[0]
         shapes.append(tuple(out.shape))
-    called_with = "(1, n, d)" if batched else "(n, d)"
+    form = "(1, n, d)" if batched else "(n, d)"
     first, second = shapes
     if first == second and (len(first) <= 1 or (len(first) == 2 and first[0] == 1)):
-        how = f"called with tokens {called_with}; one output for the whole set{key}"
+        how = f"called with tokens {form}; one output for the whole set{used}"
         return TokenSubject(model, batched, True, how)
+    _check_rows(first, second, mu.n, other.n)
+    return TokenSubject(model, batched, False, f"called with tokens {form}; one output each{used}")
+
+
+def _check_rows(first: tuple[int, ...], second: tuple[int, ...], n: int, other_n: int) -> None:
+    """Raise unless the shapes of outputs for two numbers of tokens are `(n, e)`.
+
+    Args:
+        first: the shape for `n` tokens.
+        second: the shape for `other_n` tokens.
+        n: a number of tokens.
+        other_n: another.
+    """
     if len(first) not in (1, 2):
-        raise BlackBoxError(f"it returned shape {first} for {mu.n} tokens, not (n, e)")
-    if (first[0], second[0]) != (mu.n, other.n):
+        raise BlackBoxError(f"it returned shape {first} for {n} tokens, not (n, e)")
+    if (first[0], second[0]) != (n, other_n):
         hint = ""
-        if (first[0], second[0]) == (mu.n + 1, other.n + 1):
+        if (first[0], second[0]) == (n + 1, other_n + 1):
             hint = "; a class token? Leave it out: `lambda x: model(x)[..., 1:, :]`"
         raise BlackBoxError(
-            f"it changes the number of tokens: {mu.n} in, {first[0]} out; {other.n} in, "
+            f"it changes the number of tokens: {n} in, {first[0]} out; {other_n} in, "
             f"{second[0]} out{hint}"
         )
     if first[1:] != second[1:]:
         raise BlackBoxError(
             f"the dimension of its outputs varies with the number of tokens: {first}, {second}"
         )
-    how = f"called with tokens {called_with}; one output for each{key}"
-    return TokenSubject(model, batched, False, how)
 
 
-def _query_subject(model: Callable, mu: Measure, queries: Tensor, batched: bool) -> QuerySubject:
-    called_with = "(1, n, d) and (1, m, q)" if batched else "(n, d) and (m, q)"
-    found = QuerySubject(model, batched, f"called with a context and queries, {called_with}")
-    together, alone = found.together(mu, queries), found.alone(mu, queries)
-    found.independent = near(together, alone)
-    return found
+def _query_subject(
+    model: Callable[..., Any], mu: Measure, queries: Tensor, batched: bool
+) -> QuerySubject:
+    form = "(1, n, d) and (1, m, q)" if batched else "(n, d) and (m, q)"
+    subject = QuerySubject(model, batched, f"called with a context and queries, {form}")
+    together, alone = subject.together(mu, queries), subject.alone(mu, queries)
+    subject.independent = near(together, alone)
+    return subject
 
 
-def _independent(found: TokenSubject, mu: Measure, other: Measure) -> bool:
-    """Whether it takes sets `(c, n, d)` too, and they do not change each other."""
+def _independent(subject: TokenSubject, mu: Measure, other: Measure) -> bool:
+    """Whether it takes sets `(c, n, d)` too, and they do not change each other's outputs."""
     n = min(mu.n, other.n)
     two = torch.stack([mu.atoms[:n], other.atoms[:n]])
     try:
-        with warnings.catch_warnings():  # it may not be made for this, and say so
+        with warnings.catch_warnings():  # the model may warn of an input it is not made for
             warnings.simplefilter("ignore")
-            alone = torch.stack([found.raw(atoms) for atoms in two])
-            both = found.batch(two)
+            alone = torch.stack([subject.call(atoms) for atoms in two])
+            both = subject.call_batch(two)
     except BlackBoxError:
         return False
     return near(both, alone)
 
 
-def _other_form(found: TokenSubject, mu: Measure, other: Measure) -> str:
-    """What there is to say if tokens with another number of axes give other outputs."""
+def _other_call_differs(subject: TokenSubject, mu: Measure, other: Measure) -> str:
+    """A remark for the report if tokens with another number of axes give other outputs."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            second = _token_subject(found.model, mu, other, not found.batched)
-            a, b = found.raw(mu.atoms), second.raw(mu.atoms)
+            second = _token_subject(subject.model, mu, other, not subject.batched)
+            a, b = subject.call(mu.atoms), second.call(mu.atoms)
     except BlackBoxError:
         return ""
     if near(a, b):
         return ""
-    called = "(n, d)" if found.batched else "(1, n, d)"
-    return f"; tokens {called} give other outputs: say `batched=`"
-
-
-def _read(raw: Any) -> str:
-    """Which part of an output is read, where there are several."""
-    if isinstance(raw, Mapping):
-        key = "last_hidden_state" if "last_hidden_state" in raw else next(iter(raw), "")
-        return f"; of its outputs `{key}` is read"
-    several = isinstance(raw, (tuple, list)) and len(raw) > 1
-    return "; of its outputs the first is read" if several else ""
+    form = "(n, d)" if subject.batched else "(1, n, d)"
+    return f"; tokens {form} give other outputs: choose by `pf.auditing.Model(model, batched=...)`"

@@ -1,38 +1,44 @@
-"""What every section of an audit is given."""
+"""What every section of an audit is given: a model, contexts, and how much rounding changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..distances import wasserstein
 from ..measures import Measure
-from ._look import Look
+from ..representation import BlackBoxError
+from ._model import Padded
 from ._population import Population
 from ._subjects import Subject
+from ._tensors import largest_change
 
 QUERIES = 4
-"""Queries that are asked where a few will do."""
+"""The number of queries where a few will do."""
 
-Padded = Callable[..., Tensor]
-"""The model on tokens of which some are padding: `padded(tokens, real)`, `(n, d)` and `(n,)`; with
-queries `padded(context, real, queries)`."""
+COARSEST_ROUNDING = 2.0**-7
+"""The rounding unit of bfloat16, the coarsest format in which models compute."""
+
+ROUNDING_FACTOR = 50
+"""A change up to this many times the response to a one-unit rounding error counts as none.
+Encoders of 24 layers reach 1.3."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A model, what its tokens are like, and how far to go.
+    """A model, the contexts to call it with, and how large they may be.
 
     Args:
         subject: the model.
-        population: what tokens are like.
-        queries: where to ask, if that is apart from the context.
-        tokens: of the largest context.
-        padded: the model on tokens of which some are padding.
-        generator: of all that is random.
-        tick: told now and then.
+        population: where contexts come from.
+        queries: queries `(m, q)`, for a model of a context and queries.
+        tokens: the most tokens of a context.
+        padded: the model on tokens some of which are padding, None if there is none.
+        generator: the source of all random draws.
+        tick: reports progress.
     """
 
     subject: Subject
@@ -43,21 +49,121 @@ class Case:
     generator: torch.Generator
     tick: Callable[[], None]
 
+    def of_one_law(self) -> Case:
+        """The same with contexts of the largest set alone, whatever their size."""
+        return replace(self, population=self.population.largest_set())
+
     def context(self, n: int | None = None) -> Measure:
-        """Different tokens of one set, of a typical number."""
-        most = min(self.population.typical, self.tokens // 4)
-        return self.population.context(self.generator, most if n is None else n)
+        """A context of `n` different tokens, by default of a typical number of them."""
+        typical = min(self.population.typical_size, self.tokens // 4)
+        return self.population.context(typical if n is None else n, self.generator)
 
     def points(self, m: int) -> Tensor:
-        """Some points to ask for."""
+        """The first `m` queries, or as many points of the population."""
         if self.queries is None:
             return self.population.points(m, self.generator)
         return self.queries[:m]
 
-    def look(self, mu: Measure) -> Look:
-        """What becomes of a context, or of a few queries in it."""
-        some = self.queries
-        if some is not None:
-            order = torch.randperm(len(some), generator=self.generator)
-            some = some[order[:QUERIES].to(some.device)]
-        return Look.at(self.subject, mu, some, self.generator)
+    def baseline(self, mu: Measure) -> Baseline:
+        """The outputs in a context, at a few random queries if there are queries."""
+        x = self.queries
+        if x is not None:
+            order = torch.randperm(len(x), generator=self.generator)
+            x = x[order[:QUERIES].to(x.device)]
+        return Baseline.measure(self.subject, mu, x, self.generator)
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """The outputs of a model in one context, and how much rounding alone changes them.
+
+    Args:
+        subject: the model.
+        queries: the queries, None for the tokens of the context.
+        out: the outputs.
+        rounding: how far outputs move when every coordinate changes by one rounding unit.
+        spread: the largest deviation of an output from their mean.
+    """
+
+    subject: Subject
+    queries: Tensor | None
+    out: Tensor | Measure
+    rounding: float
+    spread: float
+
+    @property
+    def tolerance(self) -> float:
+        """The largest change of outputs that counts as none."""
+        return ROUNDING_FACTOR * self.rounding
+
+    @property
+    def relative_tolerance(self) -> float:
+        """The tolerance as a share of the spread of outputs."""
+        return self.tolerance / self.spread if self.spread > 0 else 0.0
+
+    @classmethod
+    def measure(
+        cls, subject: Subject, mu: Measure, queries: Tensor | None, generator: torch.Generator
+    ) -> Baseline:
+        """Call the model, and again with every coordinate changed by one rounding unit.
+
+        Args:
+            subject: the model.
+            mu: the context.
+            queries: the queries, None for the tokens of the context.
+            generator: the source of the random signs of the changes.
+        """
+        out = outputs_at(subject, mu, queries)
+        points = out.atoms if isinstance(out, Measure) else out
+        unit = max(torch.finfo(mu.dtype).eps, torch.finfo(points.dtype).eps)
+        varies = mu.atoms.amax(0) > mu.atoms.amin(0)  # a model may require a constant coordinate
+        exact, jitter, step = cls(subject, queries, out, 0.0, 0.0), 0.0, unit
+        # A model that computes in a coarser precision than its data may not respond to a change of
+        # one unit at all: the change grows until it does.
+        while step <= COARSEST_ROUNDING:
+            for _ in range(3):
+                signs = torch.randint(2, mu.atoms.shape, generator=generator) * 2 - 1
+                nudged = mu.moved(mu.atoms * (1 + step * (varies * signs.to(mu.atoms))))
+                jitter = max(jitter, exact.change(nudged, torch.arange(mu.n)))
+            if jitter > 0:
+                unit = step
+                break
+            step *= 8
+        centred = points - points.mean(0) if len(points) > 1 else points
+        rounding = jitter + unit * float(points.abs().max())
+        return cls(subject, queries, out, rounding, float(centred.abs().max()))
+
+    def change(self, changed: Measure, index: Tensor, base: Measure | None = None) -> float:
+        """How far outputs move when the context is replaced by another.
+
+        Args:
+            changed: the other context.
+            index: for its first tokens, which tokens of the old context they are.
+            base: compare with the outputs in this context instead.
+        """
+        old = self.out if base is None else outputs_at(self.subject, base, self.queries)
+        new = outputs_at(self.subject, changed, self.queries)
+        if isinstance(old, Measure) and isinstance(new, Measure):
+            return float(wasserstein(old, new))
+        before, after = ordered(old), ordered(new)
+        if self.subject.pooled or self.queries is not None:
+            return largest_change(after, before)
+        return largest_change(after[: len(index)], before[index.to(before.device)])
+
+
+def outputs_at(subject: Subject, mu: Measure, queries: Tensor | None) -> Tensor | Measure:
+    """The outputs for some queries, or for the tokens of the context if there are none."""
+    return subject.outputs(mu) if queries is None else subject.answer(mu, queries)
+
+
+def ordered(out: Tensor | Measure) -> Tensor:
+    """Outputs in the order of their tokens; an error if they have none."""
+    if isinstance(out, Measure):
+        raise BlackBoxError("its images have no order: which token each belongs to is unknown")
+    return out
+
+
+def selected(mu: Measure, index: Tensor) -> Measure:
+    """The tokens with some indices, all of equal weight: in another order, or repeated."""
+    index = index.to(mu.device)
+    return Measure(mu.atoms[index], times=None if mu.times is None else mu.times[index])

@@ -1,4 +1,4 @@
-"""Looking inside a model while it runs: its layers, and its attention as it is computed."""
+"""What happens inside a model while it runs: its layers, and the attention that it computes."""
 
 from __future__ import annotations
 
@@ -18,51 +18,59 @@ from ..measures import Measure
 from ..relations import Conditional, Coupling
 
 STOPS = 20
-"""Places along a flow."""
+"""The number of times at which the tokens of a flow are recorded."""
 
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 
 
-class Attentions(TorchFunctionMode):
-    """Collects the matrices of attention that are computed while it is on.
+class AttentionRecorder(TorchFunctionMode):
+    """Records every attention matrix that PyTorch computes inside a `with` block.
 
-    PyTorch's own attention, `scaled_dot_product_attention`, and every softmax over the last axis.
+    Recorded are `multi_head_attention_forward`, `scaled_dot_product_attention` and every softmax
+    over the last axis, if the matrix has one of the given shapes.
 
     Args:
-        shapes: numbers of queries and keys that are attention between tokens.
+        shapes: pairs of a number of queries and a number of keys.
     """
 
-    def __init__(self, shapes: Collection[tuple[int, int]]):
+    def __init__(self, shapes: Collection[tuple[int, int]]) -> None:
         super().__init__()
         self.shapes = shapes
-        self.found: list[Tensor] = []
-        """One for every layer: `(heads, queries, keys)`, rows of sum one."""
+        self.matrices: list[Tensor] = []
+        """One tensor per layer, `(heads, queries, keys)`, with rows of sum one."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Look at a call, and make it."""
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Make a call of PyTorch, and record the attention that it computes."""
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
-            out, weights = func(*args, **asked)
-            self._keep(weights)
+            # Without weights PyTorch takes a fused kernel, which never forms the matrix.
+            options = {**kwargs, "need_weights": True, "average_attn_weights": False}
+            out, weights = func(*args, **options)
+            self._record(weights)
             if kwargs.get("need_weights", True):
                 mean = kwargs.get("average_attn_weights", True)
                 return out, weights.mean(-3) if mean else weights
             return out, None
         out = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            self._keep(_weights(*args, **kwargs))
-        elif func in SOFTMAX and _last_axis(args, kwargs):
-            self._keep(out)
+            self._record(_sdpa_weights(*args, **kwargs))
+        elif func in SOFTMAX and _over_last_axis(args, kwargs):
+            self._record(out)
         return out
 
-    def _keep(self, weights: Tensor) -> None:
-        """Those between tokens."""
+    def _record(self, weights: Tensor) -> None:
+        """Keep a matrix between tokens, and no other."""
         if tuple(weights.shape[-2:]) in self.shapes:
-            self.found.append(weights.detach().reshape(-1, *weights.shape[-2:]))
+            self.matrices.append(weights.detach().reshape(-1, *weights.shape[-2:]))
 
 
-def _weights(
+def _sdpa_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -72,13 +80,13 @@ def _weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What `scaled_dot_product_attention` averages with, by its definition."""
+    """The weights of `scaled_dot_product_attention`, by its definition and with its signature."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
     scores = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~seen, -torch.inf)
+        past = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~past, -torch.inf)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -torch.inf)
@@ -87,87 +95,130 @@ def _weights(
     return scores.softmax(-1)
 
 
-def _last_axis(args: tuple, kwargs: dict) -> bool:
-    """Whether a softmax is over the last axis."""
-    given = args[0] if args else kwargs.get("input")
+def _over_last_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a softmax of a matrix is over its last axis."""
+    scores = args[0] if args else kwargs.get("input")
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return isinstance(given, Tensor) and given.ndim >= 2 and axis in (-1, given.ndim - 1)
+    return isinstance(scores, Tensor) and scores.ndim >= 2 and axis in (-1, scores.ndim - 1)
+
+
+def attention_of_run(run: Callable[[], Any], n: int, m: int) -> list[Tensor]:
+    """The attention matrices that a call computes, one tensor `(heads, queries, keys)` per layer.
+
+    Args:
+        run: makes the call.
+        n: the number of tokens of the context.
+        m: the number of queries, 0 for a model of tokens alone.
+    """
+    keys = {n, n + 1, n + m}  # n + 1: a model may add a class token
+    with torch.no_grad(), AttentionRecorder([(a, b) for a in keys | {m} for b in keys]) as seen:
+        run()
+    return seen.matrices
+
+
+def attention_of_map(gamma: InContextMap, mu: Measure, x: Tensor | None) -> list[Tensor]:
+    """The attention matrices inside an in-context map, one tensor `(heads, m, n)` per layer.
+
+    Args:
+        gamma: the map.
+        mu: the context.
+        x: queries, None for the tokens of the context.
+    """
+    if x is None:
+        relations = gamma.relations(mu)
+    elif isinstance(gamma, AttentionMap):
+        relations = [gamma.relation(mu, Measure(x))]
+    else:
+        relations = []
+    matrices = []
+    for relation in relations:
+        rows = relation.conditional() if isinstance(relation, Coupling) else relation
+        if isinstance(rows, Conditional):
+            matrix = rows.matrix().detach()
+            matrices.append(matrix.reshape(-1, *matrix.shape[-2:]))
+    return matrices
 
 
 @contextmanager
-def layers_of(model: nn.Module) -> Iterator[dict[int, list[Tensor]]]:
-    """Collects what goes into the first of repeated layers and what comes out of each.
+def record_layers(model: nn.Module) -> Iterator[dict[int, list[Tensor]]]:
+    """Record the input of the first of repeated layers and the output of each.
 
-    By list of layers: a key for each `ModuleList` or `Sequential`.
+    There is one list of tensors for each `ModuleList` or `Sequential` of the model.
     """
-    found: dict[int, list[Tensor]] = {}
+    records: dict[int, list[Tensor]] = {}
     hooks = []
-    lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    for number, layers in enumerate(lists):
-        for layer in layers:
+    stacks = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    for number, stack in enumerate(stacks):
+        for layer in stack:
             if not any(True for _ in layer.children()):
-                continue  # a linear map or an activation is no layer
-            hooks.append(layer.register_forward_pre_hook(_into(found, number), with_kwargs=True))
-            hooks.append(layer.register_forward_hook(_out_of(found, number)))
+                continue  # a linear map or an activation is part of a layer
+            hooks.append(
+                layer.register_forward_pre_hook(_first(records, number), with_kwargs=True)
+            )
+            hooks.append(layer.register_forward_hook(_every(records, number)))
     try:
-        yield found
+        yield records
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _into(found: dict[int, list[Tensor]], number: int) -> Callable:
-    """Keeps the input of the first layer."""
+def _first(records: dict[int, list[Tensor]], number: int) -> Callable[..., None]:
+    """A hook that records the input of the first layer that runs."""
 
-    def look(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
         if given is not None:
-            found.setdefault(number, [given.detach()])
+            records.setdefault(number, [given.detach()])
 
-    return look
+    return hook
 
 
-def _out_of(found: dict[int, list[Tensor]], number: int) -> Callable:
-    """Keeps what comes out of a layer."""
+def _every(records: dict[int, list[Tensor]], number: int) -> Callable[..., None]:
+    """A hook that records the output of a layer."""
 
-    def look(layer: nn.Module, given: Any, out: Any) -> None:
+    def hook(layer: nn.Module, given: Any, out: Any) -> None:
         out = out[0] if isinstance(out, (tuple, list)) and out else out
         if isinstance(out, Tensor):
-            found.setdefault(number, []).append(out.detach())
+            records.setdefault(number, []).append(out.detach())
 
-    return look
+    return hook
 
 
-def clouds(model: nn.Module, run: Callable[[], Any], rows: Sequence[int]) -> list[Tensor]:
-    """Tokens before and after each layer, of the longest chain of layers that keep their shape.
+def layers_of_run(model: Any, run: Callable[[], Any], rows: Sequence[int]) -> list[Tensor]:
+    """Tokens before and after each of repeated layers, `(n, d)` each; empty if there are none.
+
+    Of several stacks of layers the longest is taken, without layers of another width.
 
     Args:
-        model: a module with lists of layers inside.
+        model: the model; only a module has layers.
         run: calls it.
         rows: how many tokens there may be.
     """
-    with torch.no_grad(), layers_of(model) as found:
+    if not isinstance(model, nn.Module):
+        return []
+    with torch.no_grad(), record_layers(model) as records:
         run()
-    best: list[Tensor] = []
-    for chain in found.values():
+    longest: list[Tensor] = []
+    for outputs in records.values():
         for n in rows:
-            seen = [x for x in (_rows(out, n) for out in chain) if x is not None]
-            widths = [x.shape[-1] for x in seen]
+            clouds = [x for x in (_as_rows(out, n) for out in outputs) if x is not None]
+            widths = [x.shape[-1] for x in clouds]
             usual = max(set(widths), key=widths.count, default=0)
-            same = [x for x in seen if x.shape[-1] == usual]
-            if len(same) >= 3 and len(same) > len(best):
-                best = same
-    return best
+            same = [x for x in clouds if x.shape[-1] == usual]
+            if len(same) >= 3 and len(same) > len(longest):
+                longest = same
+    return longest
 
 
-def _rows(out: Tensor, rows: int) -> Tensor | None:
-    """As `(rows, d)`, wherever the axis for sets is; None if that is not what it is."""
+def _as_rows(out: Tensor, n: int) -> Tensor | None:
+    """An output as `(n, d)`, wherever its axis for sets is; None if it has other rows."""
     if out.ndim == 3 and 1 in out.shape[:2]:
         out = out.reshape(-1, out.shape[-1])
-    return out if out.ndim == 2 and len(out) == rows else None
+    return out if out.ndim == 2 and len(out) == n else None
 
 
-def clouds_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
+def layers_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
     """Tokens before and after each map of a composition, or along a flow."""
     if isinstance(gamma, Flow):
         save = min(STOPS, getattr(gamma.solver, "steps", STOPS))
@@ -177,25 +228,8 @@ def clouds_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
         return [m.atoms for m in path]
     if not isinstance(gamma, Composition):
         return [mu.atoms, advance(gamma, mu).atoms]
-    found = [mu.atoms]
+    clouds = [mu.atoms]
     for part in gamma:
-        found.append(advance(part, mu).atoms)
-        mu = mu.moved(found[-1])
-    return found
-
-
-def heads_of_map(gamma: InContextMap, mu: Measure, queries: Tensor | None) -> list[Tensor]:
-    """Rows of sum one of all attention inside, `(heads, m, n)`."""
-    if queries is None:
-        relations = gamma.relations(mu)
-    else:
-        relations = (
-            [gamma.relation(mu, Measure(queries))] if isinstance(gamma, AttentionMap) else []
-        )
-    found = []
-    for relation in relations:
-        rows = relation.conditional() if isinstance(relation, Coupling) else relation
-        if isinstance(rows, Conditional):
-            matrix = rows.matrix().detach()
-            found.append(matrix.reshape(-1, *matrix.shape[-2:]))
-    return found
+        clouds.append(advance(part, mu).atoms)
+        mu = mu.moved(clouds[-1])
+    return clouds

@@ -1,4 +1,4 @@
-"""What tokens are like: sets that a user has, or a law to draw them from."""
+"""Where contexts come from: sets of tokens that a user has, or a law to draw them from."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ._section import count
 TokenLaw = Callable[[int, torch.Generator], Any]
 """`law(n, generator)` draws `n` tokens, as a tensor `(n, d)` or a measure."""
 
-LEAST = 4
-"""Tokens that a context must have for it to be written in other ways."""
+FEWEST_TOKENS = 4
+"""The smallest context: with fewer tokens there is hardly another way to write it."""
 
-MANY = 256
-"""Points that show where the data lie."""
+DEFAULT_TOKENS = 32
+"""The size of a typical context, where the data do not ask for a smaller one."""
 
-TYPICAL = 32
-"""Tokens of a context where a user says nothing else."""
+CLOUD = 256
+"""How many draws represent the data where a box around them is needed."""
 
 
 class Population:
-    r"""A law of contexts: sets of tokens, each an empirical measure to draw from.
+    r"""Draws contexts from sets of tokens, each taken as an empirical measure, or from a law.
 
     A context of $n$ tokens is $n$ independent draws from one of the sets, with replacement: draws
     from the empirical measure itself, whatever its size. Weights become frequencies.
@@ -37,11 +37,11 @@ class Population:
             `law(n, generator)`.
     """
 
-    def __init__(self, data: Any):
+    def __init__(self, data: Any) -> None:
         self.law: TokenLaw | None = None
         self.sets: list[Measure] = []
         self.batched = False
-        """Whether sets came as a tensor of three axes."""
+        """Whether the sets came as a tensor of three axes."""
         if callable(data) and not isinstance(data, Measure):
             self.law = data
         else:
@@ -54,27 +54,27 @@ class Population:
         self.dim, self.dtype, self.device = first.dim, first.dtype, first.device
 
     @property
-    def typical(self) -> int:
-        """Tokens of a context: at most half of those that sets have, so that contexts differ."""
+    def typical_size(self) -> int:
+        """The size of a typical context: at most half of a set, so that contexts differ."""
         if not self.sets:
-            return TYPICAL
-        return max(LEAST, min(TYPICAL, min(mu.merge().n for mu in self.sets) // 2))
+            return DEFAULT_TOKENS
+        smallest = min(mu.merge().n for mu in self.sets)
+        return max(FEWEST_TOKENS, min(DEFAULT_TOKENS, smallest // 2))
 
-    def context(self, generator: torch.Generator, n: int | None = None) -> Measure:
-        """A context of different tokens; of fewer than `n` where there are not so many."""
-        n = self.typical if n is None else n
+    def context(self, n: int, generator: torch.Generator) -> Measure:
+        """A context of `n` different tokens, or of all there are if a set has fewer."""
         if self.law is not None:
             return self.draw(n, generator)
         mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))].merge()
-        if mu.n < LEAST:
-            return mu.sample(LEAST, generator=generator)
+        if mu.n < FEWEST_TOKENS:
+            return mu.sample(FEWEST_TOKENS, generator=generator)
         n = min(n, mu.n)
-        chosen = torch.multinomial(mu.weights.double().cpu(), n, generator=generator)
-        chosen = chosen.to(mu.device)
-        return Measure(mu.atoms[chosen], times=None if mu.times is None else mu.times[chosen])
+        index = torch.multinomial(mu.weights.double().cpu(), n, generator=generator)
+        index = index.to(mu.device)
+        return Measure(mu.atoms[index], times=None if mu.times is None else mu.times[index])
 
     def draw(self, n: int, generator: torch.Generator) -> Measure:
-        """A context of `n` tokens of equal weight."""
+        """A context of `n` independent tokens of equal weight, some of them perhaps equal."""
         if self.law is not None:
             try:
                 drawn = self.law(n, generator)
@@ -86,21 +86,21 @@ class Population:
             mu = _as_measure(drawn)
             if mu.n != n:
                 raise ValueError(f"`data(n, generator)` must draw n = {n} tokens, got {mu.n}.")
-            same = bool((mu.log_weights == mu.log_weights[0]).all())
-            return mu if same else mu.sample(n, generator=generator)
+            uniform = bool((mu.log_weights == mu.log_weights[0]).all())
+            return mu if uniform else mu.sample(n, generator=generator)
         which = int(torch.randint(len(self.sets), (), generator=generator))
         return self.sets[which].sample(n, generator=generator)
 
-    def one(self) -> Population:
-        """Of the largest set alone, where contexts of all sizes must come from one law."""
+    def largest_set(self) -> Population:
+        """The population of the largest set alone, for contexts of all sizes from one law."""
         return self if len(self.sets) < 2 else Population(max(self.sets, key=lambda mu: mu.n))
 
     def points(self, m: int, generator: torch.Generator) -> Tensor:
-        """Some points, `(m, d)`."""
+        """Independent points, `(m, d)`."""
         return self.draw(m, generator).atoms
 
     def describe(self) -> str:
-        """What it is, in words."""
+        """Number and size of the sets, in words."""
         if not self.sets:
             return f"a law on R^{self.dim}"
         if len(self.sets) == 1:
@@ -111,6 +111,7 @@ class Population:
 
 
 def _parts(data: Any) -> Sequence[Any]:
+    """The sets that `data` consists of, not yet as measures."""
     if isinstance(data, Measure):
         return list(data) if data.batch_shape else [data]
     if isinstance(data, (list, tuple)):
@@ -128,7 +129,7 @@ def _as_measure(part: Any) -> Measure:
         return part.detach().strip()
     if isinstance(part, np.ndarray):
         part = torch.from_numpy(part)
-    if hasattr(part, "to_numpy"):  # a table
+    if hasattr(part, "to_numpy"):  # a data frame
         part = torch.as_tensor(part.to_numpy())
     if not isinstance(part, Tensor):
         raise TypeError(
@@ -137,8 +138,9 @@ def _as_measure(part: Any) -> Measure:
         )
     if not part.is_floating_point():
         raise ValueError(
-            f"`data` must be floating point, got {part.dtype}. Numbers become so with "
-            "`data.float()`; of token ids give the embeddings, and the model after them."
+            f"`data` must be floating point, got {part.dtype}. Convert numbers with "
+            "`data.float()`; for token ids give their embeddings, and the model without its "
+            "embedding layer."
         )
     check_floating("data", part, "(n, d)", 2)
     if part.ndim != 2:

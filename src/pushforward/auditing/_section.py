@@ -1,4 +1,4 @@
-"""One part of an audit: a verdict, numbers, pictures, a seed."""
+"""One section of an audit: a verdict, its numbers and charts, and the seed that repeats it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 Status = Literal["good", "noted", "bad", "absent", "failed"]
-"""As it should be; worth a look; refuted; nothing to see; could not be looked at."""
+"""As it should be; noteworthy; refuted; does not apply; could not be tested."""
 
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """What one part of an audit found.
+    """The result of one section of an audit.
 
     Args:
-        name: which part.
-        status: how that is.
-        verdict: what was found, in a sentence.
-        lines: more of it, a sentence each.
-        numbers: all that was measured, as plain numbers, lists and dictionaries.
-        plots: pictures of it, as plain data of Plotly.
-        seed: of all that was random.
+        name: the name of the section.
+        status: `"good"`, `"noted"` (noteworthy), `"bad"` (refuted), `"absent"` (does not apply) or
+            `"failed"` (could not be tested).
+        verdict: the result in a sentence.
+        lines: details, a sentence each.
+        numbers: everything that was measured, as numbers, lists and dictionaries.
+        plots: figures of Plotly as plain data.
+        seed: the seed of all random draws of this section.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Section:
     seed: int = 0
 
     def figures(self) -> list[Figure]:
-        """The pictures as figures of Plotly, to show or to change."""
+        """The plots as Plotly figures, to show or to change."""
         try:
             from plotly.graph_objects import Figure
         except ImportError as error:
@@ -45,13 +46,13 @@ class Section:
         return [Figure({k: plot[k] for k in ("data", "layout")}) for plot in self.plots]
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the pictures, as plain data."""
+        """Everything but the plots, as data that JSON can hold."""
         return {
             "name": self.name,
             "status": self.status,
             "verdict": self.verdict,
             "lines": list(self.lines),
-            "numbers": plain(self.numbers),
+            "numbers": json_data(self.numbers),
             "seed": self.seed,
         }
 
@@ -60,17 +61,17 @@ class Section:
         return "\n".join([head, *(f"           {line}" for line in self.lines)])
 
 
-def plain(x: Any) -> Any:
-    """As data that JSON has: what is no finite number becomes None."""
+def json_data(x: Any) -> Any:
+    """Numbers, lists and dictionaries as JSON can hold them: NaN and infinity become None."""
     if isinstance(x, Mapping):
-        return {str(k): plain(v) for k, v in x.items()}
+        return {str(k): json_data(v) for k, v in x.items()}
     if isinstance(x, (list, tuple)):
-        return [plain(v) for v in x]
+        return [json_data(v) for v in x]
     if isinstance(x, float) and not math.isfinite(x):
         return None
     return x
 
 
 def count(n: int, what: str) -> str:
-    """So many of something."""
+    """A number and a noun, in the plural unless the number is 1."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"

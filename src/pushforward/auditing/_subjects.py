@@ -1,216 +1,308 @@
-r"""Anything that maps a set to outputs, asked in one way.
+r"""Every kind of model behind one interface.
 
-A subject answers two questions: what becomes of the tokens of a context, and what becomes of a
-point $x$ in a context, $G(\mu,x)$. How a model is called is tried out, and said.
+A subject says what a model makes of the tokens of a context, and where it sends a point $x$ in a
+context, $G(\mu,x)$. A model that knows only lists of tokens is given a measure as a list in which
+tokens repeat, and a point as one more token.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..maps import InContextMap
 from ..measures import Measure
 from ..representation import BlackBoxError, called, guarded, recover
+from ..representation.continuity import BlackBox, Caller
+from ._inside import attention_of_map, attention_of_run, layers_of_map, layers_of_run
+from ._model import Padded
+from ._tensors import (
+    CallRejected,
+    as_tensor,
+    as_token_list,
+    call_model,
+    finite,
+    largest_change,
+    repetitions,
+)
 
-MOST_COPIES = 4096
-"""Tokens that weights may be written out as."""
+PAIRS_PER_CALL = 1 << 22
+"""Pairs of tokens in one call on several sets: a model may hold them all in memory."""
+
+Tests = dict[str, Callable[[], float]]
+"""Symmetries by name, each with a function that returns how far outputs move."""
 
 
 class Subject(ABC):
-    """A model, asked for what becomes of tokens and points."""
+    """A model as an audit calls it."""
 
+    model: Any
+    """The module, function or map itself."""
     how: str
     """How it is called, in words."""
-    model: Any
-    """What is called."""
-    weighted: bool = False
-    """Whether contexts have weights of their own, not only repetitions."""
-    pooled: bool = False
-    """Whether there is one output for the whole set."""
-    independent: bool = False
-    """Whether several contexts can be answered in one call."""
+    weighted: bool
+    """Whether it takes measures with weights, not only lists of tokens."""
+    pooled: bool
+    """Whether it has one output for the whole set."""
+    tokens_per_query: int
+    """1 if a query enters the model as one more token, else 0."""
+    padded: Padded | None
+    """The model on tokens some of which are padding, None if it is not known to take a mask."""
 
     @abstractmethod
     def outputs(self, mu: Measure) -> Tensor | Measure:
-        """What becomes of the tokens of a context.
+        """The outputs for the tokens of a context.
 
-        One row for each, `(n, e)`, or `(1, e)` if there is one output; a measure if nobody can say
-        which image is whose.
+        They are the rows of `(n, e)`, or of `(1, e)` if there is one output for the set; a measure
+        if the outputs have no order.
         """
 
     @abstractmethod
-    def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        """What becomes of points `(m, q)` in a context, each alone with it: `(m, e)`."""
+    def answer(self, mu: Measure, x: Float[Tensor, "m q"]) -> Float[Tensor, "m e"]:
+        r"""The output $G(\mu,x)$ for each of some points, each alone with the context."""
 
     @abstractmethod
     def push(self, mu: Measure) -> Measure:
-        """The map between measures."""
+        r"""The image $G(\mu,\cdot)_\sharp\mu$ of a context."""
 
-    def joining(self) -> int:
-        """How many tokens a point is that is asked for: one more, or none."""
-        return 0
+    @abstractmethod
+    def black_box(self, mu: Measure, tokens: int) -> Caller:
+        """The model as the search for jumps calls it.
+
+        Args:
+            mu: a context.
+            tokens: the most tokens of a context.
+        """
+
+    @abstractmethod
+    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
+        """Symmetries that only models of this kind can break.
+
+        Args:
+            mu: a context.
+            x: some queries, for a model of a context and queries.
+            other: draws another set of as many tokens.
+        """
+
+    @abstractmethod
+    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        """Tokens before and after each layer, `(n, d)` each; empty where no layers are found."""
+
+    @abstractmethod
+    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        """Attention matrices, one tensor `(heads, queries, keys)` per layer."""
 
 
 class MapSubject(Subject):
-    """An in-context map."""
+    """An in-context map.
 
-    weighted = True
+    Args:
+        gamma: the map.
+    """
 
-    def __init__(self, gamma: InContextMap):
+    weighted, pooled, tokens_per_query, padded = True, False, 0, None
+
+    def __init__(self, gamma: InContextMap) -> None:
         self.model = gamma
-        self.how = "an in-context map, asked with measures"
+        self.how = "an in-context map, called with measures"
 
-    def outputs(self, mu):
-        """The push-forward."""
-        return finite(tried(self.model.push, mu).atoms)
+    def outputs(self, mu: Measure) -> Tensor:
+        return finite(call_model(self.model.push, mu).atoms)
 
-    def push(self, mu):
-        """With the weights there were."""
+    def push(self, mu: Measure) -> Measure:
         return Measure.unchecked(self.outputs(mu), mu.log_weights)
 
-    def answer(self, mu, x):
-        """The map itself."""
+    def answer(self, mu: Measure, x: Tensor) -> Tensor:
         gamma = self.model
         queries = Measure(x) if gamma.paired else x
         times = None if mu.times is None else mu.times.amax().expand(len(x))
-        return finite(tried(gamma, mu, queries, times))
+        return finite(call_model(gamma, mu, queries, times))
+
+    def black_box(self, mu: Measure, tokens: int) -> Caller:
+        return BlackBox(guarded(self.model.push), mu)
+
+    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
+        return {}
+
+    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        return layers_of_map(self.model, mu) if x is None else []
+
+    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        return attention_of_map(self.model, mu, x)
 
 
-class Unrecovered(BlackBoxError):
-    """A map whose values do not say what becomes of a point."""
+class NotRecovered(BlackBoxError):
+    """The values of a map between measures do not say where it sends a point."""
 
 
 class BoxSubject(Subject):
-    """A map between measures, whose in-context map is recovered."""
+    """A map between measures, whose in-context map is recovered from its values.
 
-    weighted = True
+    Args:
+        f: the map.
+    """
 
-    def __init__(self, f: Callable[[Measure], Measure]):
+    weighted, pooled, tokens_per_query, padded = True, False, 0, None
+
+    def __init__(self, f: Callable[[Measure], Measure]) -> None:
         self.model, self._f = f, guarded(f)
-        self.how = "a map between measures; what becomes of a token is recovered from outside"
+        self.how = "a map between measures; images of tokens are recovered from its values"
 
-    def outputs(self, mu):
-        """The images, in no order."""
+    def outputs(self, mu: Measure) -> Measure:
         return self.push(mu)
 
-    def answer(self, mu, x):
-        """By small masses."""
+    def answer(self, mu: Measure, x: Tensor) -> Tensor:
         try:
             return finite(recover(self._f)(mu, x))
         except BlackBoxError as error:
-            if isinstance(error.__cause__, Exception):  # its own failure
+            if isinstance(error.__cause__, Exception):  # the map itself failed
                 raise
-            raise Unrecovered(str(error)) from error
+            raise NotRecovered(str(error)) from error
 
-    def push(self, mu):
-        """The map itself."""
+    def push(self, mu: Measure) -> Measure:
         return called(self._f, mu)
+
+    def black_box(self, mu: Measure, tokens: int) -> Caller:
+        return BlackBox(self._f, mu)
+
+    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
+        return {}
+
+    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        return []
+
+    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        return []
 
 
 class TokenSubject(Subject):
-    """A model on tensors of tokens, `(n, d)` or `(1, n, d)`.
+    """A model of tokens, given as a tensor `(n, d)` or `(1, n, d)`.
 
     Args:
-        model: what is called.
-        batched: whether with an axis for sets.
+        model: the module or function.
+        batched: whether it takes an axis for sets.
         pooled: whether it has one output for the whole set.
-        how: in words.
+        how: how it is called, in words.
     """
 
-    def __init__(self, model: Callable, batched: bool, pooled: bool, how: str):
+    weighted = False
+
+    def __init__(self, model: Callable[..., Any], batched: bool, pooled: bool, how: str) -> None:
         self.model, self.batched, self.pooled, self.how = model, batched, pooled, how
+        self.tokens_per_query = 0 if pooled else 1
+        self.independent = False
+        """Whether it takes several sets in one call, which do not change each other's outputs."""
+        encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer
+        self.padded = self._masked if isinstance(model, encoders) else None
 
-    @property
-    def masks(self) -> bool:
-        """Whether it takes the mask of PyTorch's own encoders."""
-        return isinstance(self.model, (nn.TransformerEncoder, nn.TransformerEncoderLayer))
-
-    def padded(self, atoms: Tensor, real: Tensor) -> Tensor:
-        """The same with tokens that are padding, for PyTorch's own encoders."""
+    def _masked(self, atoms: Tensor, real: Tensor) -> Tensor:
+        """A call with padding, for PyTorch's own encoders."""
         mask = ~real[None] if self.batched else ~real
-        return self.raw(atoms, src_key_padding_mask=mask)
+        return self.call(atoms, src_key_padding_mask=mask)
 
-    def raw(self, atoms: Tensor, **options: Any) -> Tensor:
-        """One call on tokens `(n, d)`: `(n, e)`, or `(1, e)` for the set."""
+    def call(self, atoms: Tensor, **options: Any) -> Tensor:
+        """One call on tokens `(n, d)`: `(n, e)`, or `(1, e)` if there is one output."""
         given = atoms[None] if self.batched else atoms
-        out = as_tensor(tried(self.model, given.clone(), **options))
-        return self._rows(out[0] if self.batched and len(out) == 1 else out, len(atoms))
+        # A copy: the model may write into its input.
+        out = as_tensor(call_model(self.model, given.clone(), **options))
+        out = out[0] if self.batched and len(out) == 1 else out
+        rows = out.reshape(1, -1) if self.pooled else out.reshape(len(out), -1)
+        if not self.pooled and len(rows) != len(atoms):
+            raise BlackBoxError(
+                f"it changes the number of tokens: {len(atoms)} in, {len(rows)} out"
+            )
+        return finite(rows)
 
-    def outputs(self, mu):
-        """The tokens written out as often as they weigh, the first of each."""
-        counts = repetitions(mu)
-        out = self.raw(written(mu))
-        return out if self.pooled else out[counts.cumsum(0) - counts]
-
-    def joining(self):
-        """One, if tokens have outputs."""
-        return 0 if self.pooled else 1
-
-    def answer(self, mu, x):
-        """Each point as one more token."""
-        atoms = written(mu)
-        if self.pooled:
-            return self.raw(atoms).expand(len(x), -1)
-        return self.last(torch.cat([atoms.expand(len(x), *atoms.shape), x[:, None]], 1))
-
-    def last(self, contexts: Tensor) -> Tensor:
-        """What becomes of the last token of each context `(c, n, d)`: `(c, e)`.
-
-        In one call where the model takes sets beside each other.
-        """
-        if not self.independent:
-            return torch.stack([self.raw(atoms)[-1] for atoms in contexts])
-        parts = contexts.split(max(1, (1 << 22) // contexts.shape[1] ** 2))
-        return torch.cat([self.batch(part)[:, -1] for part in parts])
-
-    def batch(self, sets: Tensor) -> Tensor:
-        """One call on sets `(c, n, d)`, for models that take them: `(c, n or 1, e)`."""
-        out = as_tensor(tried(self.model, sets.clone()))
+    def call_batch(self, sets: Tensor) -> Tensor:
+        """One call on sets `(c, n, d)`: `(c, n, e)`, or `(c, 1, e)` if there is one output."""
+        out = as_tensor(call_model(self.model, sets.clone()))
         rows = 1 if self.pooled else sets.shape[1]
         if out.shape[:1] != sets.shape[:1] or out.numel() % (len(sets) * rows):
-            raise Refused(f"it returned {tuple(out.shape)} for sets {tuple(sets.shape)}")
+            raise CallRejected(f"it returned {tuple(out.shape)} for sets {tuple(sets.shape)}")
         return finite(out.reshape(len(sets), rows, -1))
 
-    def push(self, mu):
-        """Outputs of all repetitions, those that agree as one."""
-        out = self.raw(written(mu))
+    def output_of_last(self, contexts: Float[Tensor, "c n d"]) -> Float[Tensor, "c e"]:
+        """The output for the last token of each context, in few calls where the model allows."""
+        if not self.independent:
+            return torch.stack([self.call(atoms)[-1] for atoms in contexts])
+        parts = contexts.split(max(1, PAIRS_PER_CALL // contexts.shape[1] ** 2))
+        return torch.cat([self.call_batch(part)[:, -1] for part in parts])
+
+    def outputs(self, mu: Measure) -> Tensor:
+        counts = repetitions(mu)
+        out = self.call(as_token_list(mu))
+        return out if self.pooled else out[counts.cumsum(0) - counts]  # the first copy of each
+
+    def answer(self, mu: Measure, x: Tensor) -> Tensor:
+        atoms = as_token_list(mu)
+        if self.pooled:
+            return self.call(atoms).expand(len(x), -1)
+        return self.output_of_last(torch.cat([atoms.expand(len(x), *atoms.shape), x[:, None]], 1))
+
+    def push(self, mu: Measure) -> Measure:
+        out = self.call(as_token_list(mu))
         return Measure(out).merge(256 * torch.finfo(out.dtype).eps * float(out.abs().max()))
 
-    def _rows(self, out: Tensor, n: int) -> Tensor:
-        """As rows, of which there must be as many as tokens."""
-        rows = out.reshape(1, -1) if self.pooled else out.reshape(len(out), -1)
-        if not self.pooled and len(rows) != n:
-            raise BlackBoxError(f"it changes the number of tokens: {n} in, {len(rows)} out")
-        return finite(rows)
+    def black_box(self, mu: Measure, tokens: int) -> Caller:
+        return TokenBox(self, tokens)
+
+    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
+        tests: Tests = {}
+        if not self.pooled:
+            first_twice = torch.cat([mu.atoms[:1], mu.atoms])
+            tests["equal tokens"] = lambda: largest_change(*self.call(first_twice)[:2])
+        if self.batched and self._takes_two_sets(mu.atoms):
+            tests["neighbours"] = lambda: largest_change(
+                self.call_batch(torch.stack([mu.atoms, other()]))[0], self.call(mu.atoms)
+            )
+        return tests
+
+    def _takes_two_sets(self, atoms: Tensor) -> bool:
+        """Whether it returns something for two sets at once, even if that is wrong."""
+        try:
+            self.call_batch(torch.stack([atoms, atoms]))
+        except CallRejected:
+            return False
+        except BlackBoxError:
+            pass  # it takes them, and returns NaN for example
+        return True
+
+    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        # one row more than tokens: a model may add a class token
+        return layers_of_run(self.model, lambda: self.outputs(mu), (mu.n, mu.n + 1))
+
+    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        return attention_of_run(lambda: self.call(mu.atoms), mu.n, 0)
 
 
 class QuerySubject(Subject):
-    """A model of a context and queries, `(n, d)` and `(m, q)`, or with an axis for sets.
+    """A model of a context `(n, d)` and queries `(m, q)`, or with an axis for sets before both.
 
     Args:
-        model: what is called.
-        batched: whether with an axis for sets.
-        how: in words.
+        model: the module or function.
+        batched: whether it takes an axis for sets.
+        how: how it is called, in words.
     """
 
-    def __init__(self, model: Callable, batched: bool, how: str):
-        self.model, self.batched, self.how = model, batched, how
+    weighted, pooled, tokens_per_query, padded = False, False, 0, None
 
-    def outputs(self, mu):
-        """A context has none of its own."""
+    def __init__(self, model: Callable[..., Any], batched: bool, how: str) -> None:
+        self.model, self.batched, self.how = model, batched, how
+        self.independent = False
+        """Whether the queries of one call do not change each other's outputs."""
+
+    def outputs(self, mu: Measure) -> Tensor:
         raise BlackBoxError("a context has no outputs of its own, only queries have")
 
-    def push(self, mu):
-        """Nor an image."""
+    def push(self, mu: Measure) -> Measure:
         raise BlackBoxError("a context has no image of its own, only queries have")
 
-    def answer(self, mu, x):
-        """In one call, if queries do not see each other."""
+    def answer(self, mu: Measure, x: Tensor) -> Tensor:
         return self.together(mu, x) if self.independent else self.alone(mu, x)
 
     def alone(self, mu: Measure, x: Tensor) -> Tensor:
@@ -219,9 +311,9 @@ class QuerySubject(Subject):
 
     def together(self, mu: Measure, x: Tensor) -> Tensor:
         """All queries in one call."""
-        atoms = written(mu)
+        atoms = as_token_list(mu)
         given = (atoms[None], x[None]) if self.batched else (atoms, x)
-        out = as_tensor(tried(self.model, *(t.clone() for t in given)))
+        out = as_tensor(call_model(self.model, *(t.clone() for t in given)))
         out = out[0] if self.batched and out.ndim and len(out) == 1 else out
         if not out.ndim or len(out) != len(x):
             raise BlackBoxError(
@@ -229,75 +321,74 @@ class QuerySubject(Subject):
             )
         return finite(out.reshape(len(x), -1))
 
+    def black_box(self, mu: Measure, tokens: int) -> Caller:
+        return QueryBox(self, mu)
 
-def repetitions(mu: Measure) -> Tensor:
-    """How often each token is written to have its weight, the fewest that do."""
-    weights = mu.normalise().weights.double()
-    if bool((weights == weights[0]).all()):
-        return torch.ones(mu.n, dtype=torch.long, device=weights.device)
-    lightest = float(weights[weights > 0].min())
-    share, near = 1, MOST_COPIES * 64 * torch.finfo(mu.log_weights.dtype).eps
-    while share / lightest <= MOST_COPIES:
-        counts = weights * (share / lightest)
-        if float((counts - counts.round()).abs().max()) < near:
-            return counts.round().long()
-        share += 1
-    raise BlackBoxError(
-        f"weights that are no multiples of one over at most {MOST_COPIES} cannot be written as "
-        "repetitions"
-    )
+    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
+        if x is None:
+            return {}
+        return {"queries": lambda: largest_change(self.together(mu, x), self.alone(mu, x))}
 
+    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        if x is None:
+            return []
+        # one row more than tokens: the query, or a class token
+        run = lambda: self.answer(mu, x[:1])
+        return layers_of_run(self.model, run, (mu.n, mu.n + 1))
 
-def written(mu: Measure) -> Tensor:
-    """The tokens of a context as a list, each as often as it weighs."""
-    return mu.atoms.repeat_interleave(repetitions(mu), 0)
+    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
+        return [] if x is None else attention_of_run(lambda: self.together(mu, x), mu.n, len(x))
 
 
-class Refused(BlackBoxError):
-    """A call that the model does not take."""
+class TokenBox(Caller):
+    """A model of tokens in the search for jumps: a small mass is one token among many.
+
+    Args:
+        subject: the model.
+        tokens: the most tokens of a context.
+    """
+
+    def __init__(self, subject: TokenSubject, tokens: int) -> None:
+        self.subject, self.tokens = subject, tokens
+        self.batched, self.differentiable = False, True
+
+    def images(
+        self,
+        atoms: Float[Tensor, "c n d"],
+        logs: Float[Tensor, "c n"],
+        x: Float[Tensor, "c d"],
+        eta: Float[Tensor, " c"],
+    ) -> Float[Tensor, "c e"]:
+        # k copies of n tokens give one more token the mass 1 / (k n + 1), which is to be near eta.
+        n = atoms.shape[1]
+        most = max(1, (self.tokens - 1) // n)
+        copies = ((1 / eta - 1) / n).round().clamp(1, most).long()
+        order, images = [], []
+        for k in copies.unique().tolist():
+            index = (copies == k).nonzero().flatten()
+            lists = torch.cat([atoms[index].repeat(1, k, 1), x[index, None]], 1)
+            order.append(index)
+            images.append(self.subject.output_of_last(lists))
+        return torch.cat(images)[torch.cat(order).argsort()]
 
 
-def tried(call: Callable, *given: Any, **options: Any) -> Any:
-    """The result of a call; whatever it raises, as one kind of error."""
-    try:
-        return call(*given, **options)
-    except BlackBoxError:
-        raise
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0][:200]
-        raise Refused(f"it raised {type(error).__name__}: {first}") from error
+class QueryBox(Caller):
+    """A model of a context and queries in the search for jumps: a query has no mass.
 
+    Args:
+        subject: the model.
+        mu: the context, always the same.
+    """
 
-def as_tensor(out: Any) -> Tensor:
-    """The tensor of an output; the first of several."""
-    if isinstance(out, Mapping):
-        out = out.get("last_hidden_state", next(iter(out.values()), None))
-    if isinstance(out, (tuple, list)) and out:
-        out = out[0]
-    if isinstance(out, Tensor) and out.layout != torch.strided:
-        out = out.to_dense()
-    if isinstance(out, Tensor) and not out.numel():
-        raise BlackBoxError(f"it returned nothing, a tensor of shape {tuple(out.shape)}")
-    if not isinstance(out, Tensor):
-        raise BlackBoxError(f"it returned {type(out).__name__}, not a tensor")
-    if not out.is_floating_point():
-        raise BlackBoxError(
-            f"it returned {out.dtype} numbers, which have no limits: have it return scores or "
-            "probabilities"
-        )
-    return out.detach() if not torch.is_grad_enabled() else out
+    def __init__(self, subject: QuerySubject, mu: Measure) -> None:
+        self.subject, self.mu = subject, mu
+        self.batched, self.differentiable = False, True
 
-
-def finite(out: Tensor) -> Tensor:
-    """The same, if it is."""
-    if not bool(out.isfinite().all()):
-        raise BlackBoxError("it returned NaN or infinity")
-    return out
-
-
-def near(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs agree up to rounding that threads and shapes may change."""
-    if a.shape != b.shape:
-        return False
-    size = float(b.abs().max())
-    return bool((a - b).abs().max() <= 256 * torch.finfo(b.dtype).eps * size)
+    def images(
+        self,
+        atoms: Float[Tensor, "c n d"],
+        logs: Float[Tensor, "c n"],
+        x: Float[Tensor, "c d"],
+        eta: Float[Tensor, " c"],
+    ) -> Float[Tensor, "c e"]:
+        return self.subject.answer(self.mu, x)

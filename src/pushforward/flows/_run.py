@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_sizes
-from .._tools.progress import bar
+from .._tools.output import bar
 from ..maps import InContextMap
 from ..measures import Measure
 from ._dynamics import Characteristics

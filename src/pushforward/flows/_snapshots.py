@@ -18,7 +18,7 @@ from pathlib import Path as File
 import torch
 from torch import Tensor
 
-from .._tools.files import atomic_file
+from .._tools.output import atomic_file
 from ..maps import InContextMap
 from ..measures import Measure
 from ..relations import Memory

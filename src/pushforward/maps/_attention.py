@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
 from .._tools.types import Images, Points, Queries
-from ..affinities import Affinity, Dot, PointScores
+from ..affinities import Dot, PointAffinity, PointScores
 from ..measures import Measure
 from ..relations import Normaliser, Relation, Softmax
 from ._in_context import Answer, InContextMap, Starts, relations_inside
@@ -59,13 +59,13 @@ class AttentionMap(InContextMap, ABC):
 
     def __init__(
         self,
-        affinity: Affinity,
+        affinity: PointAffinity,
         normaliser: Normaliser,
         mask: Causal | None,
         impl: ops.Impl | None,
-    ):
+    ) -> None:
         super().__init__()
-        check_kind("affinity", affinity, Affinity, "Use `pf.Dot()` or another affinity.")
+        check_kind("affinity", affinity, PointAffinity, "Use `pf.Dot()`, say.")
         check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
         if mask is not None:
             check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
@@ -204,11 +204,11 @@ class Attention(AttentionMap):
         heads: int = 1,
         head_dim: int | None = None,
         context_dim: int | None = None,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
-    ):
+    ) -> None:
         check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
         super().__init__(
             Dot() if affinity is None else affinity,

@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
-from ..affinities import Affinity
+from ..affinities import PointAffinity
 from ..relations import Normaliser
 from ._attention import Attention, Causal
 from ._composition import Compose, Composition
@@ -86,7 +86,7 @@ class Block:
 
     norm: Norm | None = None
     head_dim: int | None = None
-    affinity: Affinity | None = None
+    affinity: PointAffinity | None = None
     normaliser: Normaliser | None = None
     mask: Causal | None = None
     impl: ops.Impl | None = None
@@ -150,7 +150,7 @@ class Transformer(Composition):
         out_dim: int | None = None,
         step: float = 1.0,
         block: Block | None = None,
-    ):
+    ) -> None:
         check_sizes(dim=dim, depth=depth, width=width, out_dim=out_dim)
         block = Block() if block is None else block
         check_kind("block", block, Block, "Use `pf.Block(norm=pf.PreNorm())`, say.")

@@ -18,3 +18,4 @@ from ._figures import (
     trajectories as trajectories,
     transported as transported,
 )
+from ._page import page as page

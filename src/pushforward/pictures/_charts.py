@@ -1,4 +1,4 @@
-"""Pictures as plain data of Plotly, so that an audit needs no Plotly to be made."""
+"""Charts as plain data in Plotly's format: Plotly itself is needed only to draw them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 BLUE, RED, GREY = "#2b6cb0", "#c05621", "#718096"
 
 Plot = dict[str, Any]
+"""A part of a Plotly figure as a dictionary."""
 
 
 def plot(
@@ -19,15 +20,15 @@ def plot(
     caption: str = "",
     **layout: Any,
 ) -> Plot:
-    """A figure: traces under a title, with axes named.
+    """A chart: traces under a title, with named axes and a caption.
 
     Args:
-        title: what it shows.
-        x: what is on the first axis.
-        y: what is on the second.
-        traces: what is drawn.
-        caption: how to read it, in a sentence.
-        layout: anything else that Plotly knows, over what stands here.
+        title: the title.
+        x: the name of the horizontal axis.
+        y: the name of the vertical axis.
+        traces: the traces, in Plotly's format.
+        caption: how to read the chart, in a sentence.
+        layout: further entries of Plotly's layout, which replace the defaults.
     """
     above = 48 if "updatemenus" in layout else 12
     base = {
@@ -47,13 +48,13 @@ def plot(
 def dots(
     x: Sequence[float], y: Sequence[float], name: str, *, line: bool = True, **more: Any
 ) -> Plot:
-    """Points, joined by a line or not."""
+    """Points, by default joined by a line; `more` are entries of the trace."""
     mode = "lines+markers" if line else "markers"
     return {"type": "scatter", "mode": mode, "x": list(x), "y": list(y), "name": name, **more}
 
 
 def guide(x: Sequence[float], y: Sequence[float], name: str) -> Plot:
-    """A dashed line to compare with."""
+    """A dashed grey line for comparison."""
     style = {"dash": "dash", "color": GREY}
     return {
         "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": name,
@@ -62,12 +63,12 @@ def guide(x: Sequence[float], y: Sequence[float], name: str) -> Plot:
 
 
 def ticks(values: Sequence[float]) -> Plot:
-    """A logarithmic axis, labelled at some values."""
+    """A logarithmic axis with labels at the given values."""
     return {"type": "log", "tickvals": list(values), "ticktext": [str(v) for v in values]}
 
 
 def log(*series: Sequence[float]) -> Plot:
-    """A logarithmic axis for some values, labelled at powers of ten where they span several."""
+    """A logarithmic axis, with labels at powers of ten if the given values span several."""
     values = [v for values in series for v in values if v > 0]
     wide = bool(values) and max(values) > 100 * min(values)
     return {"type": "log", "exponentformat": "power", **({"dtick": 1} if wide else {})}

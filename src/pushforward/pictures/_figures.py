@@ -12,7 +12,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from .._tools.checks import check_kind, check_number
-from .._tools.files import atomic_file
+from .._tools.output import atomic_file
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Masses, Relation
 
@@ -34,7 +34,7 @@ def heatmap(relation: Relation) -> Figure:
 
     Examples:
         >>> mu = pf.Measure(torch.randn(9, 2))
-        >>> figure = pf.pictures.heatmap(pf.relate(mu.atoms, mu.atoms, mu, mu))
+        >>> figure = pf.pictures.heatmap(pf.relate(mu, mu))
         >>> figure.savefig("relation.png")  # doctest: +SKIP
     """
     p = _matrix(relation)
@@ -75,7 +75,7 @@ def graph(relation: Relation, *, least: float = 0.02) -> Figure:
 
     Examples:
         >>> mu = pf.Measure(torch.randn(9, 2))
-        >>> figure = pf.pictures.graph(pf.relate(mu.atoms, mu.atoms, mu, mu))
+        >>> figure = pf.pictures.graph(pf.relate(mu, mu))
     """
     p = _matrix(relation)
     share = p / p.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
@@ -107,7 +107,7 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
 
     Examples:
         >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))
-        >>> pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn())
+        >>> pi = pf.relate(mu, nu, normaliser=pf.Sinkhorn())
         >>> figure = pf.pictures.transported(pi, mu, nu)
     """
     for name, m, count in (("mu", mu, relation.shape[-2]), ("nu", nu, relation.shape[-1])):

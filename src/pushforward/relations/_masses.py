@@ -23,7 +23,7 @@ class Masses(Joint):
 
     Examples:
         >>> mu = pf.Measure(torch.randn(5, 2))
-        >>> pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.relations.DualSoftmax())
+        >>> pf.relate(mu, mu, normaliser=pf.relations.DualSoftmax())
         Masses(5 queries, 5 keys)
     """
 
@@ -74,7 +74,7 @@ class Signed(Relation):
 
     Examples:
         >>> mu = pf.Measure(torch.tensor([[-1.0], [1.0]]))
-        >>> pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.relations.Bilinear()).matrix()
+        >>> pf.relate(mu, mu, normaliser=pf.relations.Bilinear()).matrix()
         tensor([[ 0.2500, -0.2500],
                 [-0.2500,  0.2500]])
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..affinities import Scores, Slopes
+from ..affinities import Scores
 from ._masses import Masses
 from ._normalisers import Normaliser
 from ._probabilities import Coupling
@@ -89,9 +89,6 @@ class Predicted(Normaliser):
         relation = self.inner.relate(scores, log_a, log_b, start=start)
         self.memory.keep(self.place, self.time, relation)
         return relation
-
-    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
-        return self.inner.gains(slopes, radius)
 
     def __repr__(self) -> str:
         return repr(self.inner)

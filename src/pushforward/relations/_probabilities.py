@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_sizes, check_sums, holds
-from .._tools.logs import safe_log, safe_softmax
-from .._tools.precision import widen
+from .._tools.precision import safe_log, safe_softmax, widen
 from ..affinities import Scores, TileScores
 from ..measures import Measure
 from ..sinkhorn import Problem, centre, tilted
@@ -34,7 +33,7 @@ class Conditional(Relation):
 
     Examples:
         >>> mu = pf.Measure(torch.randn(5, 2))
-        >>> kappa = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Softmax())
+        >>> kappa = pf.relate(mu, mu, normaliser=pf.Softmax())
         >>> kappa
         Conditional(5 queries, 5 keys)
         >>> kappa.matrix().sum(-1)
@@ -111,9 +110,7 @@ class Conditional(Relation):
         g = (bias - columns).masked_fill(columns == -torch.inf, 0)
         return Coupling(scores, columns, g, log_a, f, dtype=dtype, costs=self.costs)
 
-    def project(
-        self, mu: Measure, nu: Measure, *, normaliser: Sinkhorn | None = None
-    ) -> Coupling:
+    def project(self, mu: Measure, nu: Measure, *, normaliser: Sinkhorn | None = None) -> Coupling:
         r"""The coupling of $\mu$ and $\nu$ nearest to $\mu\otimes\kappa$ in $\mathrm{KL}$.
 
         It is the Sinkhorn normalisation of the same affinity.
@@ -142,7 +139,7 @@ class Coupling(Joint):
 
     Examples:
         >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))
-        >>> pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
+        >>> pi = pf.relate(mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
         >>> pi, bool(pi.residual < 1e-5)
         (Coupling(30 queries, 20 keys), True)
         >>> pi.apply(nu.atoms).shape, pi.transpose().apply(mu.atoms).shape
@@ -203,9 +200,7 @@ class Coupling(Joint):
 
     def conditional(self) -> Conditional:
         r"""$\pi(dy|x)$."""
-        return Conditional(
-            self.scores, self.log_b, self.g, dtype=self.dtype, costs=self.costs
-        )
+        return Conditional(self.scores, self.log_b, self.g, dtype=self.dtype, costs=self.costs)
 
     def mutual_information(self) -> Mass:
         r"""$\mathrm{KL}(\pi|\mu\otimes\nu)=\int(A+f\oplus g)\,d\pi$."""
@@ -230,7 +225,8 @@ def _masses(matrix: Tensor) -> Tensor:
     if not holds((matrix >= 0).all()):
         raise ValueError(
             f"`matrix` must hold masses, not negative and not NaN, got a minimum of "
-            f"{matrix.min().item():g}. Logits become a relation with `pf.relate(logits, mu, nu)`."
+            f"{matrix.min().item():g}. Logits become a relation with "
+            "`pf.relate(mu, nu, affinity=pf.Matrix(logits))`."
         )
     return matrix
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_seed, check_sizes
-from .._tools.progress import bar
+from .._tools.output import bar
 from ..maps import Euclidean, InContextMap
 from ..measures import Measure, MeasureMap
 from ._black_box import BlackBoxError, guarded, with_probe

@@ -10,5 +10,6 @@ from ._problem import (
     tilted as tilted,
 )
 from ._small import DoublyStochastic as DoublyStochastic, doubly_stochastic as doubly_stochastic
-from ._solve import STORE as STORE, Settings as Settings, alternate as alternate, solve as solve
+from ._solve import Settings as Settings, solve as solve
+from ._steps import alternate as alternate
 from ._stored import StoredKernel as StoredKernel

@@ -1,35 +1,34 @@
-r"""What every head relates: where attention can be seen.
+r"""What do the attention heads relate?
 
-Per head, a matrix $P$ of $n$ queries to $n$ keys whose rows are probabilities: the mean entropy
-of its rows as a share of $\log n$; how far its column sums are from those of a coupling,
-$\frac12\sum_j|\frac1n\sum_iP_{ij}-\frac1n|$; the numerical rank of $\log P$ with rows centred,
-which is the smallest dimension of a head that could make it; and the mean weight of a token on
-itself.
+A head is a matrix $P$ of $m$ queries and $n$ keys whose rows are probabilities. Measured for each:
+the mean entropy of its rows as a share of $\log n$; how far its column sums are from those of a
+coupling, $\frac12\sum_j|\frac1m\sum_iP_{ij}-\frac1n|$; the numerical rank of $\log P$ with rows
+centred, which is the smallest dimension of a head that could produce it; and the mean weight of a
+token on itself.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ...approximation import rounding
-from ...maps import InContextMap
-from ...measures import Measure
+from ...approximation import conditional_rank
 from ...pictures import plot
-from .._case import Case
-from .._inside import Attentions, heads_of_map
-from .._look import chosen
+from .._case import Case, selected
 from .._section import Section, count
-from .._subjects import QuerySubject, TokenSubject
 from ._depth import TOKENS
 
 QUERIES = 40
+"""The most queries whose attention is measured."""
+
 SHOWN = 48
+"""The most heads whose matrices are drawn."""
+
 SHARP = 0.1
-"""Heads whose entropy is below this share of the largest attend to few tokens."""
+"""Heads whose entropy is below this share of its maximum attend to few tokens."""
 
 NAMES = {
     "entropy": "entropy, as a share of the largest",
@@ -37,77 +36,60 @@ NAMES = {
     "rank": "rank of the centred logarithm",
     "self": "weight on itself",
 }
+"""The measures of a head, and their names in the menu of the chart."""
+
+Head = dict[str, float | None]
 
 
 def relations(case: Case) -> Section:
     """Measure every head."""
-    case = replace(case, population=case.population.one())
+    case = case.of_one_law()
     mu = case.context(min(TOKENS, case.tokens - 2))
-    layers = _heads(case, mu)
-    # an axis that only happens to be as long as there are tokens does not follow their number
-    fewer = chosen(mu, torch.arange(mu.n - max(1, mu.n // 8)))
-    if len(layers) != len(_heads(case, fewer)):
-        layers = []
-    if not layers:
-        return Section("relations", "absent", "no attention is to be seen in it")
+    x = None if case.queries is None else case.queries[:QUERIES]
+    layers = case.subject.attention(mu, x)
+    # Matrices that are not attention, but happen to be as large, do not shrink with the context.
+    fewer = selected(mu, torch.arange(mu.n - max(1, mu.n // 8)))
+    if not layers or len(layers) != len(case.subject.attention(fewer, x)):
+        return Section("relations", "absent", "no attention was found in it")
     table = [[head_numbers(P) for P in heads] for heads in layers]
-    flat = [m for row in table for m in row]
-    mean = {name: _mean([m[name] for m in flat]) for name in NAMES}
-    few = sum(m["entropy"] < SHARP for m in flat)
+    flat = [head for row in table for head in row]
+    mean = {name: _mean([head[name] for head in flat]) for name in NAMES}
     verdict = (
-        f"{count(len(flat), 'head')} in {count(len(layers), 'attention')}: entropy "
-        f"{mean['entropy']:.2f} of the largest, column sums {mean['columns']:.2f} from those of a "
+        f"{count(len(flat), 'head')} in {count(len(layers), 'attention layer')}: mean entropy "
+        f"{mean['entropy']:.2f} of its maximum, column sums {mean['columns']:.2f} from those of a "
         "coupling"
     )
     if not math.isnan(mean["rank"]):
         verdict += f", centred rank {mean['rank']:.1f}"
-    if few:
-        verdict += f"; {count(few, 'head')} with nearly all weight on few tokens"
+    sharp = sum((head["entropy"] or 0.0) < SHARP for head in flat)
+    if sharp:
+        verdict += f"; {count(sharp, 'head')} with nearly all weight on few tokens"
     lines = [_layer_line(k, row, layers[k]) for k, row in enumerate(table)]
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
     plots = [_table_picture(table), _matrix_picture(layers)]
     return Section("relations", "good", verdict, lines, numbers, plots)
 
 
-def _layer_line(k: int, row: list[dict], heads: Tensor) -> str:
-    """The heads of one layer in a line, from the least to the most."""
+def _layer_line(k: int, row: list[Head], heads: Tensor) -> str:
+    """The smallest and the largest number of each measure over the heads of one layer."""
 
     def span(name: str) -> str:
-        known = [m[name] for m in row if m[name] is not None]
+        known = [value for head in row if (value := head[name]) is not None]
         if not known:
             return "unknown"
         ends = f"{min(known):.2g}", f"{max(known):.2g}"
         return ends[0] if ends[0] == ends[1] else " to ".join(ends)
 
     queries, keys = heads.shape[-2:]
-    own = "" if row[0]["self"] is None else f", itself {span('self')}"
+    own = "" if row[0]["self"] is None else f", weight on itself {span('self')}"
     return (
         f"attention {k + 1}, {queries} queries to {keys} keys, {count(len(row), 'head')}: entropy "
         f"{span('entropy')}, columns {span('columns')}, rank {span('rank')}{own}"
     )
 
 
-def _heads(case: Case, mu: Measure) -> list[Tensor]:
-    """One for every layer, `(heads, queries, keys)`: of tokens, of queries, of a class token."""
-    subject, model = case.subject, case.subject.model
-    some = None if case.queries is None else case.queries[:QUERIES]
-    if isinstance(model, InContextMap):
-        return heads_of_map(model, mu, some)
-    n, m = mu.n, 0 if some is None else len(some)
-    keys = {n, n + 1, n + m}
-    if isinstance(subject, QuerySubject) and some is not None:
-        run = lambda: subject.together(mu, some)
-    elif isinstance(subject, TokenSubject):
-        run = lambda: subject.raw(mu.atoms)
-    else:
-        return []
-    with torch.no_grad(), Attentions([(a, b) for a in keys | {m} for b in keys]) as seen:
-        run()
-    return seen.found
-
-
-def head_numbers(P: Tensor) -> dict:
-    """What one head relates."""
+def head_numbers(P: Float[Tensor, "m n"]) -> Head:
+    """The entropy, column sums, rank and diagonal of one head."""
     m, n = P.shape
     p = P.double()
     entropy = -torch.special.xlogy(p, p).sum(-1).mean()
@@ -115,36 +97,22 @@ def head_numbers(P: Tensor) -> dict:
     return {
         "entropy": float(entropy) / math.log(n) if n > 1 else 1.0,
         "columns": float(columns),
-        "rank": _rank(P),
+        "rank": conditional_rank(P),
         "self": float(p.diagonal().mean()) if m == n else None,
     }
 
 
-def _rank(P: Tensor) -> int | None:
-    """Of the logarithm with rows centred; None where some pairs are not related at all.
-
-    Keys that nobody attends to are left out.
-    """
-    P = P[:, (P > 0).any(0)]
-    if not bool((P > 0).all()):
-        return None
-    logs = P.double().log()
-    sigma = torch.linalg.svdvals(logs - logs.mean(-1, keepdim=True))
-    # entries carry a relative error of about one rounding unit times the size of their exponent
-    unit = rounding(P) * float(1 + logs.abs().max())
-    return int((sigma > unit * math.sqrt(P.numel())).sum())
-
-
-def _mean(values: list) -> float:
+def _mean(values: list[float | None]) -> float:
+    """The mean of the values that are known, NaN if none is."""
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else math.nan
 
 
-def _table_picture(table: list[list[dict]]) -> dict:
-    """Layers by heads, one measure at a time."""
+def _table_picture(table: list[list[Head]]) -> dict:
+    """A map of layers and heads, with a menu of the four measures."""
     widest = max(len(row) for row in table)
     grids = {
-        name: [[m[name] for m in row] + [None] * (widest - len(row)) for row in table]
+        name: [[head[name] for head in row] + [None] * (widest - len(row)) for row in table]
         for name in NAMES
     }
     traces = [
@@ -165,7 +133,7 @@ def _table_picture(table: list[list[dict]]) -> dict:
 
 
 def _matrix_picture(layers: list[Tensor]) -> dict:
-    """The matrices of the first heads of all layers, one at a time."""
+    """The matrix of a head, with a menu of heads."""
     names: list[str] = []
     traces: list[dict] = []
     total = sum(len(heads) for heads in layers)

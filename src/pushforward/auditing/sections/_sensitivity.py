@@ -7,7 +7,7 @@ small moves of all other tokens to replacing them all; then a search for the ste
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ...pictures import RED, dots, guide, log, plot
 from ...representation import manifold_of
 from ...representation.continuity import Box
 from .._case import Case
-from .._population import MANY
+from .._population import CLOUD
 from .._section import Section, Status
 from .._subjects import Subject
 
@@ -71,9 +71,9 @@ class Change:
 
 def sensitivity(case: Case) -> Section:
     """Move and replace the other tokens."""
-    case = replace(case, population=case.population.one())
+    case = case.of_one_law()
     mu = case.context()
-    floor = 10 * case.look(mu).rounding
+    floor = 10 * case.baseline(mu).rounding
     ask = _Ask(case.subject, floor)
     points, contexts = case.points(POINTS), [case.context() for _ in range(CONTEXTS)]
     replaced = _replaced(ask, contexts, points, case.generator)
@@ -115,7 +115,9 @@ class _Ask:
         """Of one context for another."""
         a, b = (self.subject.answer(m, x[None])[0] for m in (mu, nu))
         response = float((a - b).norm())
-        share = mu.n / (mu.n + self.subject.joining())  # of the others, where x is a token too
+        share = mu.n / (
+            mu.n + self.subject.tokens_per_query
+        )  # of the others, where x is a token too
         apart = float(wasserstein(mu, nu)) * share
         return Change(mu, nu, x, apart, response if response > self.floor else 0.0)
 
@@ -141,7 +143,7 @@ def _replaced(
 
 def _moved(ask: _Ask, case: Case, contexts: list[Measure], points: Tensor) -> list[Change]:
     """All others moved a little, in random directions in which the data vary."""
-    cloud = case.population.points(MANY, case.generator)
+    cloud = case.population.points(CLOUD, case.generator)
     scale, found = cloud.std(0), []
     box = Box.around(torch.cat([cloud, *(mu.atoms for mu in contexts)]), ask.manifold)
     for k, mu in enumerate(contexts):
@@ -165,7 +167,7 @@ def _share(subject: Subject, contexts: list[Measure], points: Tensor) -> float |
 def _steepest(ask: _Ask, case: Case) -> list[Change]:
     """Random moves of a context, a point and a direction, kept where one token matters more."""
     generator, starts = case.generator, [case.context() for _ in range(STARTS)]
-    cloud = case.population.points(MANY, generator)
+    cloud = case.population.points(CLOUD, generator)
     box = Box.around(torch.cat([cloud, *(mu.atoms for mu in starts)]), ask.manifold)
     sides = box.high - box.low
     step = STEP.get(sides.dtype, STEP[torch.float32])

@@ -1,106 +1,119 @@
-r"""More tokens of the same law: does the output converge, and does length itself matter?
+r"""Do outputs converge as contexts of one law grow, and does the number of tokens itself matter?
 
-Two things are kept apart. Contexts of $m$ independent draws differ by sampling: for a continuous
-$G$ the spread of $G(\mu_m,x)$ tends to 0, as $m^{-1/2}$ for a smooth one. The same context written
-$k$ times is the same measure: whatever changes then is due to the number of tokens alone.
+These are two questions. Contexts of $m$ independent draws differ by sampling: for a continuous $G$
+the spread of $G(\mu_m,x)$ tends to 0, as $m^{-1/2}$ for a smooth one. A context repeated $k$ times
+is the same measure: if outputs change, they depend on the number of tokens alone.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
 from ..._tools.fits import power
 from ...pictures import RED, dots, guide, log, plot, ticks
-from .._case import Case
-from .._look import ALLOWED, chosen
+from .._case import ROUNDING_FACTOR, Case, selected
 from .._section import Section, Status
 
-LEAST = 8
+SMALLEST = 8
+"""Tokens of the smallest context."""
+
 CONTEXTS = 12
+"""Contexts of each size."""
+
 POINTS = 4
+"""Points whose outputs are compared."""
+
 COPIES = (2, 4, 8, 16)
-LATE = 32
-"""Sizes from which on a rate is fitted."""
+"""How often one context is repeated."""
+
+FIT_FROM = 32
+"""The size from which the rate is fitted."""
 
 CONVERGES = -0.25
-"""Rates up to this are taken for convergence."""
+"""Rates up to this count as convergence."""
 
 
 def size(case: Case) -> Section:
-    """Contexts of more and more tokens, and one context written more and more often."""
-    case = replace(case, population=case.population.one())
-    points, alone = case.points(POINTS), case.subject.joining()
-    sizes = [LEAST * 2**k for k in range(int(math.log2(case.tokens // LEAST)) + 1)]
+    """Draw larger and larger contexts, and repeat one context more and more often."""
+    case = case.of_one_law()
+    points, own = case.points(POINTS), case.subject.tokens_per_query
+    sizes = [SMALLEST * 2**k for k in range(int(math.log2(case.tokens // SMALLEST)) + 1)]
     spreads, means = [], []
     for m in sizes:
-        draws = [case.population.draw(m - alone, case.generator) for _ in range(CONTEXTS)]
-        out = torch.stack([case.subject.answer(mu, points) for mu in draws]).double()
+        contexts = [case.population.draw(m - own, case.generator) for _ in range(CONTEXTS)]
+        out = torch.stack([case.subject.answer(mu, points) for mu in contexts]).double()
         spreads.append(float(out.var(0).sum(-1).mean().sqrt()))
         means.append(out.mean(0))
         case.tick()
     drifts = [float((mean - means[-1]).square().sum(-1).mean().sqrt()) for mean in means]
     scale = float(means[-1].square().sum(-1).mean().sqrt())
-    lengths, allowed = _lengths(case)
-    seen = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > allowed / ALLOWED]
-    rate, error = power([(m, s) for m, s in seen if m >= min(LATE, sizes[-3])])
-    status, verdict = _verdict(lengths, allowed, scale, (rate, error), bool(seen))
+    changes, tolerance = _repeated(case)
+    rounding = tolerance / ROUNDING_FACTOR
+    visible = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > rounding]
+    rate, error = power([(m, s) for m, s in visible if m >= min(FIT_FROM, sizes[-3])])
+    broken = [(n, d) for n, d in changes if d > tolerance]
+    if broken:
+        status, verdict = _length_matters(broken, scale)
+    else:
+        status, verdict = _convergence(rate, error, bool(visible))
     numbers = {
         "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate, "rate_error": error,
-        "output_size": scale, "length_tolerance": allowed,
-        "length": [{"tokens": n, "deviation": d} for n, d in lengths],
+        "output_size": scale, "length_tolerance": tolerance,
+        "length": [{"tokens": n, "deviation": d} for n, d in changes],
     }  # fmt: skip
     lines = [
         f"{m} tokens: outputs differ by {s:.2e} between contexts"
         for m, s in zip(sizes, spreads, strict=True)
     ]
-    lines += [f"one context as {n} tokens: outputs change by {d:.1e}" for n, d in lengths]
-    plots = [_spread_picture(sizes, spreads, rate), _length_picture(lengths, allowed)]
+    lines += [f"one context repeated up to {n} tokens: outputs change by {d:.1e}"
+              for n, d in changes]  # fmt: skip
+    plots = [_spread_picture(sizes, spreads, rate), _length_picture(changes, tolerance)]
     return Section("size", status, verdict, lines, numbers, plots)
 
 
-def _lengths(case: Case) -> tuple[list[tuple[int, float]], float]:
-    """How outputs change when one context is written more often, and what counts as none."""
+def _repeated(case: Case) -> tuple[list[tuple[int, float]], float]:
+    """The change of outputs for each number of tokens of one context, and its tolerance."""
     mu = case.context()
-    look, found = case.look(mu), []
+    baseline, changes = case.baseline(mu), []
     for k in COPIES:
         if k * mu.n <= case.tokens:
             index = torch.arange(mu.n).repeat(k)
-            found.append((k * mu.n, look.deviation(chosen(mu, index), index)))
-    return found, look.allowed
+            changes.append((k * mu.n, baseline.change(selected(mu, index), index)))
+    return changes, baseline.tolerance
 
 
-def _verdict(
-    lengths: list[tuple[int, float]],
-    allowed: float,
-    scale: float,
-    fit: tuple[float, float],
-    seen: bool,
-) -> tuple[Status, str]:
-    changed = [(n, d) for n, d in lengths if d > allowed]
-    rate, error = fit
-    if changed:
-        n, d = changed[-1]
-        return "bad", (
-            f"the number of tokens itself matters: from {changed[0][0]} tokens on, one context "
-            f"written more often changes outputs, by {d:.2g} at {n} tokens "
-            f"(outputs are of size {scale:.2g})"
-        )
-    if not seen:
+def _length_matters(broken: list[tuple[int, float]], scale: float) -> tuple[Status, str]:
+    n, change = broken[-1]
+    return "bad", (
+        f"the number of tokens itself matters: from {broken[0][0]} tokens on, repeating one "
+        f"context changes its outputs, by {change:.2g} at {n} tokens (outputs are of size "
+        f"{scale:.2g})"
+    )
+
+
+def _convergence(rate: float, error: float, visible: bool) -> tuple[Status, str]:
+    """The verdict where the number of tokens itself does not matter.
+
+    Args:
+        rate: the exponent of the spread in the number of tokens, NaN if it could not be fitted.
+        error: its standard error.
+        visible: whether any spread exceeds rounding.
+    """
+    if not visible:
         return "good", "outputs do not depend on the other tokens"
     if math.isnan(rate):
-        return "noted", "the spread reached rounding too soon to see a rate"
+        return "noted", "no rate could be fitted: the spread falls to rounding too soon"
     if rate <= CONVERGES:
         return "good", (
             f"converges: the spread over contexts of m tokens falls as m^{rate:.2f} "
-            f"(standard error {error:.2f}; a smooth map has m^-0.5), and length itself does not "
-            "matter"
+            f"(standard error {error:.2f}; a smooth map has m^-0.5), and the number of tokens "
+            "itself does not matter"
         )
-    slowly = "converges slowly, if at all" if rate + 2 * error < 0 else "not seen to converge"
+    how = "converges slowly, if at all" if rate + 2 * error < 0 else "does not visibly converge"
     return "noted", (
-        f"{slowly}: the spread over contexts of m tokens goes as m^{rate:.2f} "
+        f"{how}: the spread over contexts of m tokens goes as m^{rate:.2f} "
         f"(standard error {error:.2f})"
     )
 
@@ -120,14 +133,15 @@ def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict
     )  # fmt: skip
 
 
-def _length_picture(lengths: list[tuple[int, float]], allowed: float) -> dict:
-    tokens = [n for n, _ in lengths]
-    change = dots(tokens, [max(d, allowed * 1e-4) for _, d in lengths], "change")
+def _length_picture(changes: list[tuple[int, float]], tolerance: float) -> dict:
+    tokens = [n for n, _ in changes]
+    # a change of zero has no place on a logarithmic axis
+    change = dots(tokens, [max(d, tolerance * 1e-4) for _, d in changes], "change")
     change["line"] = {"color": RED}
     return plot(
         "One context, written more often", "tokens", "change of outputs",
-        [change, guide(tokens, [allowed] * len(tokens), "tolerance")],
-        xaxis=ticks(tokens), yaxis=log(change["y"], [allowed]),
+        [change, guide(tokens, [tolerance] * len(tokens), "tolerance")],
+        xaxis=ticks(tokens), yaxis=log(change["y"], [tolerance]),
         caption="Twice the same tokens is the same measure: above the dashed line the number of "
         "tokens itself matters.",
     )  # fmt: skip

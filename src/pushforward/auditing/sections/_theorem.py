@@ -36,9 +36,9 @@ from ...representation.continuity import (
 )
 from ...representation.zoo import IN_CONTEXT, NO_MEASURE_MAP
 from .._case import Case
-from .._population import MANY
+from .._population import CLOUD
 from .._section import Section, Status
-from .._subjects import MapSubject, Subject, TokenSubject
+from .._subjects import MapSubject, TokenSubject
 from ._symmetries import rewritings
 
 ATOMS = 12
@@ -60,7 +60,7 @@ def theorem(case: Case) -> Section:
             "one output for the whole set: G(mu, x) = F(mu) does not depend on x, and there is "
             "nothing to recover",
         )  # fmt: skip
-    where = case.points(MANY)
+    where = case.points(CLOUD)
     if not Box.around(where).size > 0:
         why = "all points to ask for are one, and there is nowhere to move to"
         return Section("theorem", "absent", why)
@@ -72,7 +72,7 @@ def theorem(case: Case) -> Section:
 
 
 def _of_measures(case: Case) -> Section:
-    law = lambda g: case.population.context(g, ATOMS)
+    law = lambda g: case.population.context(ATOMS, g)
     model, dim, seed = case.subject.model, case.population.dim, case.generator.initial_seed()
     found = characterise(model, law, dim, seed=seed, progress=False)
     status: Status = "bad" if found.refuted else "good"
@@ -116,7 +116,9 @@ def _of_queries(case: Case, queries: Tensor) -> Section:
     full = PRECISION.get(dtype, PRECISION[torch.float32])
     precision = Precision(full.hs, 1.0, full.fit, full.zoom, (1.0,))
     near = lambda g: Measure(queries[torch.randint(len(queries), (1,), generator=g)])
-    found = _searched(case, _Asked(case.subject, case.context()), near, queries, precision)
+    found = _searched(
+        case, case.subject.black_box(case.context(), case.tokens), near, queries, precision
+    )
     status: Status = "good"
     verdict = "continuous in the query, as far as seen (not refuted)"
     if found.refuted and dtype == torch.float64:
@@ -135,10 +137,10 @@ def _of_queries(case: Case, queries: Tensor) -> Section:
 
 def _of_lists(case: Case, subject: TokenSubject) -> Section:
     mu = case.context()
-    look = case.look(mu)
-    changes = {name: test() for name, test in rewritings(case, look, mu).items()}
-    numbers: dict = {"changes": changes, "tolerance": look.allowed}
-    wrong = [name for name, deviation in changes.items() if deviation > look.allowed]
+    baseline = case.baseline(mu)
+    changes = {name: test() for name, test in rewritings(case, baseline, mu).items()}
+    numbers: dict = {"changes": changes, "tolerance": baseline.tolerance}
+    wrong = [name for name, deviation in changes.items() if deviation > baseline.tolerance]
     if wrong:
         lines = [f"{name} changes outputs by {changes[name]:.2g}" for name in wrong]
         lines.append("as it should be for sequences, with positions; a set has none")
@@ -148,17 +150,17 @@ def _of_lists(case: Case, subject: TokenSubject) -> Section:
     lines.append(said)
     numbers |= more
     case.tick()
-    points = case.population.points(MANY, case.generator)
-    law = lambda g: case.population.context(g, ATOMS)
+    points = case.population.points(CLOUD, case.generator)
+    law = lambda g: case.population.context(ATOMS, g)
     precision = _list_precision(case)
-    found = _searched(case, _Listed(subject, case.tokens), law, points, precision)
+    found = _searched(case, subject.black_box(mu, case.tokens), law, points, precision)
     numbers |= _continuity(found)
     lines.append(_steepest_line(found, points))
     lines += [f"K({eta:.1e}) = {k:.3g}" for eta, k in found.table]
     status: Status = "good"
     verdict = IN_CONTEXT
     recovered = more.get("recovered", {"deviation": 0.0, "estimate": 0.0})
-    if recovered["deviation"] > 30 * recovered["estimate"] + look.allowed:
+    if recovered["deviation"] > 30 * recovered["estimate"] + baseline.tolerance:
         status = "noted"
         verdict += (
             ", but not continuous in the context: what becomes of a small mass put at a token is "
@@ -191,7 +193,7 @@ def _recovered_list(
     One more token among $k$ copies of $n$ has the mass $\eta=1/(kn+1)$; three such masses
     extrapolate to 0 twice, and the difference estimates the error. Also pairs of coordinates.
     """
-    mu = case.context(min(case.population.typical, case.tokens // 8))
+    mu = case.context(min(case.population.typical_size, case.tokens // 8))
     own, pairs, worst, estimate = subject.outputs(mu), [], 0.0, 0.0
     copies = [max(1, (case.tokens - 1) // (4 * mu.n)) * k for k in (1, 2, 4)]
     a, b, c = (1 / (k * mu.n + 1) for k in copies)
@@ -205,38 +207,6 @@ def _recovered_list(
         estimate = max(estimate, float((late - early).norm()))
         pairs += list(zip(own[i].tolist(), late.tolist(), strict=True))
     return *_recovered_line(worst, estimate), pairs
-
-
-class _Listed(Caller):
-    """A model on lists: a mass is one token among many."""
-
-    def __init__(self, subject: TokenSubject, tokens: int):
-        self.subject, self.tokens = subject, tokens
-        self.batched, self.differentiable = False, True
-
-    def images(self, atoms, logs, x, eta):
-        """Write the context out until one token has about the mass."""
-        n = atoms.shape[1]
-        most = max(1, (self.tokens - 1) // n)
-        copies = ((1 / eta - 1) / n).round().clamp(1, most).long()
-        order, parts = [], []
-        for k in copies.unique().tolist():
-            some = (copies == k).nonzero().flatten()
-            order.append(some)
-            parts.append(torch.cat([atoms[some].repeat(1, k, 1), x[some, None]], 1))
-        return torch.cat([self.subject.last(p) for p in parts])[torch.cat(order).argsort()]
-
-
-class _Asked(Caller):
-    """A model of a context and queries, which have no mass."""
-
-    def __init__(self, subject: Subject, mu: Measure):
-        self.subject, self.mu = subject, mu
-        self.batched, self.differentiable = False, True
-
-    def images(self, atoms, logs, x, eta):
-        """What becomes of the points; the atoms are only where to begin."""
-        return self.subject.answer(self.mu, x)
 
 
 def _searched(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import ops
 from ..._tools.checks import check_floating, check_kind
-from ...affinities import Affinity, Dot
+from ...affinities import Dot, PointAffinity
 from ...maps import (
     AttentionMap,
     Causal,
@@ -60,7 +60,7 @@ class SelfAttention(AttentionMap):
         K: Float[Tensor, "*h k d"],
         V: Float[Tensor, "*h d d"],
         *,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         manifold: Manifold | None = None,
         mask: Causal | None = None,

@@ -1,12 +1,15 @@
-"""An audit as one page of HTML, with its pictures inside and no need of a network."""
+"""A report as one page of HTML: verdicts, numbers and charts, readable without a network.
+
+The page is given plain data, numbers and strings in lists and dictionaries, so that whoever makes
+a report needs to know nothing about HTML, and this file nothing about reports.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-
-from ._section import Section, plain
+from typing import Any
 
 STYLE = """
 :root { --ink: #1a202c; --soft: #4a5568; --line: #e2e8f0; --good: #2f855a; --noted: #b7791f;
@@ -56,31 +59,37 @@ for (const node of document.querySelectorAll(".plot")) {
 """
 
 
+Part = Mapping[str, Any]
+"""A section of a page: its `name`, `status` (a key of `MARKS`), `verdict`, `lines` and `plots`."""
+
+
 def page(
     title: str,
     verdict: str,
     exit_code: int,
     about: Sequence[tuple[str, str]],
-    sections: Sequence[Section],
+    parts: Sequence[Part],
 ) -> str:
-    """All of an audit in one file.
+    """Write a report as the text of one HTML file.
 
     Args:
-        title: of the page.
-        verdict: in a sentence.
-        exit_code: 0, 1 or 2.
-        about: names and values to stand above.
-        sections: what was found.
+        title: the heading.
+        verdict: the result of the whole report in a sentence.
+        exit_code: 0 (passed), 1 (refuted) or 2 (failed).
+        about: pairs of a name and a value, shown as a list below the verdict.
+        parts: the sections, as plain data that JSON can hold; `plots` are figures of Plotly as
+            dictionaries with `data`, `layout` and a `caption`.
     """
     kind = {0: "good", 1: "bad", 2: "failed"}[exit_code]
     facts = "".join(f"<dt>{escape(a)}</dt><dd>{escape(b)}</dd>" for a, b in about if b)
     links = "".join(
-        f'<a href="#{s.name}"><span class="mark {s.status}">&nbsp;</span> {escape(s.name)}</a>'
-        for s in sections
+        f'<a href="#{part["name"]}"><span class="mark {part["status"]}">&nbsp;</span> '
+        f"{escape(part['name'])}</a>"
+        for part in parts
     )
     mark = {"good": "passed", "bad": "refuted", "failed": "failed"}[kind]
-    body = "".join(_section(s) for s in sections)
-    scripts = f"<script>{_plotly()}</script><script>{DRAW}</script>" if sections else ""
+    body = "".join(_section(part) for part in parts)
+    scripts = f"<script>{_plotly()}</script><script>{DRAW}</script>" if parts else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -93,7 +102,7 @@ def page(
 
 
 def _plotly() -> str:
-    """What draws the figures."""
+    """The source of Plotly's JavaScript library, which draws the figures in the browser."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -101,22 +110,24 @@ def _plotly() -> str:
     return get_plotlyjs()
 
 
-def _section(section: Section) -> str:
+def _section(part: Part) -> str:
+    """One section: heading with its status, verdict, figures, and the lines folded away."""
+    name, status = part["name"], part["status"]
     plots = "".join(
-        f'<div><div class="plot" id="{section.name}-{k}"></div>'
+        f'<div><div class="plot" id="{name}-{k}"></div>'
         f'<p class="caption">{escape(plot.get("caption", ""))}</p></div>'
-        f'<script type="application/json" id="{section.name}-{k}-data">{_data(plot)}</script>'
-        for k, plot in enumerate(section.plots)
+        f'<script type="application/json" id="{name}-{k}-data">{_data(plot)}</script>'
+        for k, plot in enumerate(part["plots"])
     )
-    lines = "".join(f"<li>{escape(line)}</li>" for line in section.lines)
+    lines = "".join(f"<li>{escape(line)}</li>" for line in part["lines"])
     more = f"<details><summary>Numbers</summary><ul>{lines}</ul></details>" if lines else ""
-    mark = f'<span class="mark {section.status}">{MARKS[section.status]}</span>'
+    mark = f'<span class="mark {status}">{MARKS[status]}</span>'
     return (
-        f'<section id="{section.name}"><header><h2>{escape(section.name)}</h2>{mark}</header>'
-        f'<p>{escape(section.verdict)}</p><div class="plots">{plots}</div>{more}</section>\n'
+        f'<section id="{name}"><header><h2>{escape(name)}</h2>{mark}</header>'
+        f'<p>{escape(part["verdict"])}</p><div class="plots">{plots}</div>{more}</section>\n'
     )
 
 
-def _data(plot) -> str:
-    """As JSON that cannot end the script it stands in."""
-    return json.dumps(plain(plot), allow_nan=False).replace("</", "<\\/")
+def _data(plot: Mapping[str, Any]) -> str:
+    """A figure as JSON; a string `</script>` inside it must not end the script it is part of."""
+    return json.dumps(plot, allow_nan=False).replace("</", "<\\/")

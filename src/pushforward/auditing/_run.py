@@ -1,0 +1,172 @@
+"""Run the sections of an audit, one after the other, each with random draws of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._tools.checks import check_floating, check_seed, check_sizes
+from .._tools.output import bar
+from ..representation import BlackBoxError
+from ._calling import buffers_restored, usable_subject
+from ._case import Case
+from ._model import Model
+from ._population import Population
+from ._report import Audit
+from ._section import Section, Status
+from ._subjects import NotRecovered
+from .sections import depth, relations, sensitivity, size, symmetries, theorem
+
+RUN: dict[str, Callable[[Case], Section]] = {
+    "symmetries": symmetries,
+    "size": size,
+    "theorem": theorem,
+    "sensitivity": sensitivity,
+    "depth": depth,
+    "relations": relations,
+}
+
+SECTIONS = tuple(RUN)
+
+LEAST_TOKENS = 32
+"""The smallest limit on the size of contexts at which a rate of convergence can be fitted."""
+
+TICKS = 10
+"""Steps of the progress bar per section."""
+
+
+def audit(
+    model: Any,
+    data: Any,
+    *,
+    queries: Tensor | None = None,
+    sections: Sequence[str] = SECTIONS,
+    tokens: int = 256,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Audit:
+    r"""Say what kind of map a model on sets is.
+
+    - `symmetries`: does it depend on the measure of its tokens alone?
+    - `size`: do outputs converge as contexts grow, and does the number of tokens matter?
+    - `theorem`: conditions (B1) and (B2) of [A, Thm. 1], and the in-context map recovered from
+      unordered outputs.
+    - `sensitivity`: how far does an output move when the other tokens change, in $W_1$?
+    - `depth`: do tokens become alike, layer by layer?
+    - `relations`: what do the attention heads relate?
+
+    Nothing is proved: a symmetry is broken, or holds in everything that was tried. A model that
+    raises, returns NaN, is random or keeps state is reported as such. The same seed gives the same
+    audit.
+
+    Args:
+        model: a module or function of tokens `(n, d)` or of sets `(1, n, d)`, with an output for
+            each token or one for the set; of a context and queries, if `queries` are given; a map
+            between measures; or an in-context map. A module is taken as it is: call `eval()`
+            first. Wrap it in `pf.auditing.Model` to give it a name, to say which shape it takes,
+            or how it is told which tokens are padding.
+        data: the tokens: a set `(n, d)`, several (a list, or `(b, n, d)`), a Measure, or
+            `law(n, generator)`. Contexts are drawn from it.
+        queries: queries `(m, q)`, for `model(context, queries)`.
+        sections: which sections to run, such as `["symmetries"]` in continuous integration.
+        tokens: the most tokens of a context, at least 32.
+        seed: the seed of all random draws.
+        progress: whether to show a bar; by default at a terminal, if it takes over a second.
+
+    Examples:
+        >>> layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+        >>> report = pf.audit(layer, torch.randn(50, 4), sections=["symmetries"])
+        >>> report.verdict, report.exit_code
+        ('nothing refuted', 0)
+    """
+    check_sizes(tokens=tokens)
+    if tokens < LEAST_TOKENS:
+        raise ValueError(
+            f"`tokens` must be at least {LEAST_TOKENS} to fit a rate of convergence, got {tokens}."
+        )
+    check_seed(seed)
+    names, seed = _section_names(sections), int(seed)
+    model = model if isinstance(model, Model) else Model(model)
+    population = Population(data)
+    queries = _checked_queries(queries, population)
+    described = population.describe()
+    gpus = range(torch.cuda.device_count())
+    with (
+        torch.random.fork_rng(gpus),
+        buffers_restored(model.model),
+        bar("audit", TICKS * len(names), progress) as report_done,
+    ):
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad():
+                subject = usable_subject(model, population, queries, tokens, seed)
+        except BlackBoxError as error:
+            return Audit(model.title, "", described, seed, (), str(error))
+        results = []
+        for k, name in enumerate(names):
+            # Each section has a generator of its own, so that leaving others out changes nothing.
+            generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
+            tick = _ticks(report_done, TICKS * k)
+            padded = model.padded or subject.padded
+            case = Case(subject, population, queries, tokens, padded, generator, tick)
+            results.append(_run_section(name, case))
+            report_done(TICKS * (k + 1))
+    return Audit(model.title, subject.how, described, seed, tuple(results))
+
+
+def _ticks(report_done: Callable[[int], None], start: int) -> Callable[[], None]:
+    """Counts the steps of one section; those beyond its part of the bar do not show."""
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done = min(done + 1, TICKS - 1)
+        report_done(start + done)
+
+    return tick
+
+
+def _run_section(name: str, case: Case) -> Section:
+    """One section; an error inside it becomes its verdict."""
+    seed = case.generator.initial_seed()
+    status: Status = "failed"
+    try:
+        with torch.no_grad():
+            return replace(RUN[name](case), seed=seed)
+    except NotRecovered as error:
+        reason, status = str(error), "absent"  # the section on the theorem reports it
+    except BlackBoxError as error:
+        reason = str(error)
+    except Exception as error:  # the model's own code runs here, which may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    return Section(name, status, f"could not be tested: {reason}", seed=seed)
+
+
+def _section_names(sections: Sequence[str]) -> list[str]:
+    """The chosen sections, in the order of the report."""
+    chosen = [sections] if isinstance(sections, str) else list(sections or ())
+    unknown = [name for name in chosen if name not in SECTIONS]
+    if unknown or not chosen:
+        raise ValueError(f"`sections` must be some of {', '.join(SECTIONS)}, got {chosen}.")
+    return [name for name in SECTIONS if name in chosen]
+
+
+def _checked_queries(queries: Tensor | None, population: Population) -> Tensor | None:
+    """The queries; an error unless they are finite points of the dtype of the data."""
+    if queries is None:
+        return None
+    check_floating("queries", queries, "(m, q)", 2)
+    if queries.ndim != 2 or not len(queries):
+        raise ValueError(f"`queries` must have shape (m, q), got {tuple(queries.shape)}.")
+    if not bool(queries.isfinite().all()):
+        raise ValueError("`queries` must be finite, got NaN or infinity.")
+    if (queries.dtype, queries.device) != (population.dtype, population.device):
+        raise ValueError(
+            f"`data` and `queries` must share dtype and device, got {population.dtype} on "
+            f"{population.device} and {queries.dtype} on {queries.device}. Convert one of them."
+        )
+    return queries.detach()
