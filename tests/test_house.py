@@ -276,8 +276,12 @@ def is_method(value: object) -> bool:
 
 
 def test_no_method_only_says_that_it_is_not_implemented():
+    """The default of an open function, to which kinds are registered, may."""
+
     def empty() -> Iterator[str]:
         for where, node, _ in functions():
+            if "singledispatch" in map(ast.unparse, node.decorator_list):
+                continue
             body = node.body[1:] if ast.get_docstring(node) else node.body
             if len(body) == 1 and isinstance(body[0], ast.Raise):
                 if "NotImplementedError" in ast.dump(body[0]):
