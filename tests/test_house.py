@@ -279,6 +279,8 @@ def is_method(value: object) -> bool:
 
 
 def test_no_method_only_says_that_it_is_not_implemented():
+    """Functions may: the default of single dispatch, to which kinds are registered."""
+
     def empty() -> Iterator[str]:
         for where, node, method in functions():
             body = node.body[1:] if ast.get_docstring(node) else node.body
