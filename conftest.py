@@ -15,6 +15,16 @@ def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="device to run the tests on, e.g. cuda")
 
 
+def pytest_configure(config):
+    """A warning of this library that no test expects is an error.
+
+    Such warnings point at the caller's line, so they are recognised by their category. It is named
+    here and not in `pyproject.toml`, because pytest would import the package before run-time shape
+    checks are installed.
+    """
+    config.addinivalue_line("filterwarnings", "error::pushforward._tools.warn.PushforwardWarning")
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests that need the library as users import it are skipped while its shapes are checked.
 

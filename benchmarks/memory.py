@@ -36,13 +36,12 @@ def relation(n, normaliser):
     x, y = torch.rand(n, 4, requires_grad=True), torch.rand(n, 4, requires_grad=True)
     mu, nu = pf.Measure(x, torch.rand(n, requires_grad=True)), pf.Measure(y)
     near = pf.SquaredDistance(2.0)
-    pf.relate(x, y, mu, nu, affinity=near, normaliser=normaliser).apply(y).sum().backward()
+    pf.relate(mu, nu, affinity=near, normaliser=normaliser).apply(y).sum().backward()
 
 
 def work(name, n):
     if "sinkhorn" in name:
-        pf.sinkhorn.STORE["cpu"] = 0
-        implicit = pf.Sinkhorn(tol=0.5, max_steps=2)
+        implicit = pf.Sinkhorn(tol=0.5, max_steps=2, memory=0)
         return relation(n, pf.Sinkhorn(steps=2) if "steps" in name else implicit)
     q, k, v = (torch.randn(n, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(n, requires_grad=True)

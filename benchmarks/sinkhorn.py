@@ -74,11 +74,12 @@ def make(solver, x, y, eps, tol):
     if solver.startswith("ours"):
         import pushforward as pf
 
-        if "streamed" in solver:
-            pf.sinkhorn.STORE["cpu"] = 0
         mu, nu = pf.Measure(x), pf.Measure(y)
-        near, to = pf.SquaredDistance(eps), pf.Sinkhorn(tol=tol)
-        solve = lambda: pf.relate(x, y, mu, nu, affinity=near, normaliser=to)
+        near, to = (
+            pf.SquaredDistance(eps),
+            pf.Sinkhorn(tol=tol, memory=0 if "streamed" in solver else None),
+        )
+        solve = lambda: pf.relate(mu, nu, affinity=near, normaliser=to)
         return solve, lambda pi: (error(x, y, eps, *pi.potentials), pi.steps)
     if solver.startswith("POT"):
         import ot

@@ -73,7 +73,7 @@ def compare(n, spread):
     calls = (doubly_stochastic, twenty_logarithmic, twenty_linear)
     result, (_, reached), _ = (f(logits) for f in calls)
     ours, log, linear = seconds(*(lambda f=f: f(logits) for f in calls))
-    errors = residual(result.matrix.double())
+    errors = residual(result.scaled.double())
     left = (reached > TOL).float().mean().item()
     return [
         n, spread, f"{BATCHES[n]:,}", f"{ours * 1e3:.0f}", f"{log * 1e3:.0f}",
@@ -99,7 +99,7 @@ def backward(n):
     up = torch.randn_like(logits)
     both = lambda matrix: torch.autograd.grad(matrix, logits, up)
     ours, log = seconds(
-        lambda: both(doubly_stochastic(logits).matrix),
+        lambda: both(doubly_stochastic(logits).scaled),
         lambda: both(twenty_logarithmic(logits)[0]),
         repeats=2,
     )

@@ -31,7 +31,8 @@ heavy = pf.Measure(points, weights=torch.where(group == 0, 20.0, 1.0)).normalise
 # A transformer of eight blocks whose weights are set by hand, to see what it does: attention moves
 # a point towards the mean of what it attends to, and the MLP, GELU(x) - GELU(-x) = x, pulls it
 # back from where it was. Together: x + (G(mu, x) - x) / 2, tokens gather where mass is.
-model = pf.Transformer(2, depth=8, hidden=4, step=0.5, affinity=pf.SquaredDistance(1.3))
+near = pf.Block(affinity=pf.SquaredDistance(1.3))
+model = pf.Transformer(2, depth=8, hidden=4, step=0.5, block=near)
 with torch.no_grad():
     one = torch.eye(2)
     for layer in model:

@@ -5,7 +5,7 @@ import torch
 import pushforward as pf
 
 torch.manual_seed(0)
-model = pf.Transformer(4, depth=2, heads=2, hidden=16, mask=pf.Causal())
+model = pf.Transformer(4, depth=2, heads=2, hidden=16, block=pf.Block(mask=pf.Causal()))
 
 with torch.no_grad():
     tokens = torch.randn(6, 4)

@@ -30,7 +30,7 @@ for ax, (name, normaliser) in zip(
     }.items(),
     strict=True,
 ):
-    relation = pf.relate(mu.atoms, nu.atoms, mu, nu, affinity=near, normaliser=normaliser)
+    relation = pf.relate(mu, nu, affinity=near, normaliser=normaliser)
     joint = relation.joint(mu) if isinstance(relation, pf.Conditional) else relation
     used = joint.marginals()[1] * nu.n
     table.add_row(

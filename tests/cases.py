@@ -20,8 +20,11 @@ def attention(impl, **options):
     return pf.Attention(2, heads=2, head_dim=3, impl=impl, **options)
 
 
-def transformer(impl, **options):
-    return pf.Transformer(2, depth=2, heads=2, hidden=5, impl=impl, **options)
+def transformer(impl, *, step=1.0, width=None, out_dim=None, **shared):
+    block = pf.Block(impl=impl, **shared)
+    return pf.Transformer(
+        2, depth=2, heads=2, hidden=5, step=step, width=width, out_dim=out_dim, block=block
+    )
 
 
 ATTENTIVE = {
@@ -74,7 +77,9 @@ PLAIN = {
     "pairwise": lambda impl: pf.fields.Pairwise(lambda x, y: torch.sin(y - x)),
     "cucker-smale": lambda impl: pf.fields.CuckerSmale(),
     "kuramoto": lambda impl: pf.fields.Kuramoto(2.0, dim=2),
-    "harmonic": lambda impl: pf.fields.Harmonic(1.5),
+    "second order": lambda impl: pf.fields.SecondOrder(
+        pf.fields.Pairwise(lambda z, w: (w - z)[..., :1])
+    ),
     "layers": lambda impl: pf.Flow(
         pf.fields.Layers([attention(impl), attention(impl)]),
         t1=1.0,

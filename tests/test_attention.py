@@ -183,7 +183,7 @@ def test_masses_of_both_sides_do_not_matter(log_ratio):
 
 
 def test_traits_show_on_composites():
-    causal = pf.Transformer(2, depth=1, mask=pf.Causal(), norm=pf.PreNorm())
+    causal = pf.Transformer(2, depth=1, block=pf.Block(mask=pf.Causal(), norm=pf.PreNorm()))
     assert causal.causal and not causal.two_sided
     assert pf.Residual(pf.Attention(2, normaliser=pf.Sinkhorn(steps=2))).two_sided
 

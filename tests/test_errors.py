@@ -109,7 +109,7 @@ CASES = {
         "The queries came without",
     ),
     "attending to nothing": (
-        lambda: pf.Transformer(2, depth=1, mask=pf.Causal()).double()(
+        lambda: pf.Transformer(2, depth=1, block=pf.Block(mask=pf.Causal())).double()(
             TIMED, ones(1, 2), ones(1) / 2
         ),
         "attends to nothing",
@@ -141,19 +141,19 @@ CASES = {
     ),
     "a tolerance in words": (lambda: pf.Sinkhorn(tol="1e-5"), "`tol` must be a number, got str"),
     "a class that needs arguments": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, affinity=pf.SquaredDistance),
+        lambda: pf.relate(MU, MU, affinity=pf.SquaredDistance),
         "Make one: `SquaredDistance(eps=...)`",
     ),
     "values that are a measure": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(MU),
+        lambda: pf.relate(MU, MU).apply(MU),
         "Its points are `.atoms`",
     ),
     "values without an axis": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(ones(MU.n)),
+        lambda: pf.relate(MU, MU).apply(ones(MU.n)),
         "`values[:, None]`",
     ),
     "a start for softmax": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, start=ones(MU.n)),
+        lambda: pf.relate(MU, MU, start=ones(MU.n)),
         "Only Sinkhorn has a `start`",
     ),
     "tokens to a layer": (lambda: pf.Attention(2)(ones(5, 2)), "`gamma.push(mu)`"),
@@ -161,52 +161,68 @@ CASES = {
         lambda: pf.Transformer(2, depth=1).relations(ones(5, 2)),
         "`mu` must be a Measure, got Tensor",
     ),
-    "no samples": (lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).sample(0), "`count` must be"),
+    "no samples": (lambda: pf.relate(MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
+    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a number of bytes"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
     "points instead of a measure": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU.atoms, MU),
+        lambda: pf.relate(MU.atoms, MU),
         "`mu` must be a Measure, got Tensor",
     ),
     "too few queries": (
-        lambda: pf.relate(MU.atoms[:2], MU.atoms, MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Encoded(MU.atoms[:2], MU.atoms)),
         "`q` must have one row per atom",
     ),
     "queries and keys of other widths": (
-        lambda: pf.relate(MU.atoms, ones(MU.n, 3), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Encoded(MU.atoms, ones(MU.n, 3))),
         "same width",
     ),
     "a matrix of another shape": (
-        lambda: pf.relate(ones(3, 4), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Matrix(ones(3, 4))),
         "One score per pair",
     ),
     "scores of +inf": (
-        lambda: pf.relate(ones(MU.n, MU.n).mul(torch.inf), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Matrix(ones(MU.n, MU.n).mul(torch.inf))),
         "A cost of +inf is a score of -inf",
     ),
     "a class of normaliser": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, normaliser=pf.Softmax),
+        lambda: pf.relate(MU, MU, normaliser=pf.Softmax),
         "Make one: `Softmax()`",
     ),
     "a mask of numbers": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU, mask=ones(MU.n, MU.n)),
+        lambda: pf.relate(MU, MU, mask=ones(MU.n, MU.n)),
         "must be boolean",
     ),
     "values of another length": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).apply(ones(MU.n + 1, 2)),
+        lambda: pf.relate(MU, MU).apply(ones(MU.n + 1, 2)),
         "one row per key",
     ),
     "an affinity that sums too much": (
-        lambda: pf.relate(lambda mu, nu, x, y: (x - y).sum(), MU, MU),
+        lambda: pf.relate(MU, MU, affinity=pf.Pairs(lambda mu, nu, x, y: (x - y).sum())),
         "one number per pair",
     ),
-    "three measures": (lambda: pf.relate(ones(MU.n, MU.n), MU, MU, MU), "got three"),
-    "a number": (lambda: pf.relate(3.0, MU, MU), "attention layer with two measures, got float"),
-    "an affinity for a matrix": (
-        lambda: pf.relate(ones(MU.n, MU.n), MU, MU, affinity=pf.Dot()),
-        "scores are given already",
+    "a matrix instead of an affinity": (
+        lambda: pf.relate(MU, MU, affinity=ones(MU.n, MU.n)),
+        "`affinity` must be an Affinity, got Tensor. A matrix of scores is `pf.Matrix(A)`",
     ),
+    "a function instead of an affinity": (
+        lambda: pf.relate(MU, MU, affinity=lambda mu, nu, x, y: (x - y).sum(-1)),
+        "A function of pairs is `pf.Pairs(function)`",
+    ),
+    "a layer instead of an affinity": (
+        lambda: pf.relate(MU, MU, affinity=pf.Attention(2)),
+        "`layer.relation(context, queries)`",
+    ),
+    "a matrix in attention": (
+        lambda: pf.Attention(2, affinity=pf.Matrix(ones(2, 2))),
+        "`affinity` must be a PointAffinity, got Matrix",
+    ),
+    "an encoder that is none": (
+        lambda: pf.Encoded(3.0, ones(2, 2)),
+        "`q` must be a tensor or a function of a measure and points, got float",
+    ),
+    "a number": (lambda: pf.relate(MU, MU, affinity=pf.Matrix(3.0)), "`values` must be a Tensor"),
     "a confidence of 1340": (
         lambda: pf.Conditional.from_matrix(1340 * ones(2, 2)),
         "a sum over heads or tokens is no probability",
@@ -217,13 +233,11 @@ CASES = {
         "relates atoms only",
     ),
     "a joint with the wrong measure": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).joint(pf.Measure(ones(2, 2))),
+        lambda: pf.relate(MU, MU).joint(pf.Measure(ones(2, 2))),
         "as the relation has, got 2",
     ),
     "a projection with slack": (
-        lambda: pf.relate(MU.atoms, MU.atoms, MU, MU).project(
-            MU, MU, normaliser=pf.Sinkhorn(slack=1.0)
-        ),
+        lambda: pf.relate(MU, MU).project(MU, MU, normaliser=pf.Sinkhorn(slack=1.0)),
         "keeps both marginals",
     ),
     "a negative temperature": (lambda: pf.SquaredDistance(-1.0), "must be positive"),
@@ -250,9 +264,9 @@ CASES = {
         lambda: pf.Attention(5).double().push(MU),
         "contexts in R^5",
     ),
-    "a name for a norm": (lambda: pf.Transformer(2, depth=1, norm="pre"), "pf.PreNorm()"),
+    "a name for a norm": (lambda: pf.Block(norm="pre"), "pf.PreNorm()"),
     "a norm of one coordinate": (
-        lambda: pf.Transformer(1, depth=1, norm=pf.PreNorm()),
+        lambda: pf.Transformer(1, depth=1, block=pf.Block(norm=pf.PreNorm())),
         "`width=`",
     ),
     "a list to compose": (lambda: pf.Compose([pf.MLP(2, 2)]), "Compose(*maps)"),
@@ -308,13 +322,27 @@ CASES = {
     "no head": (lambda: pf.Attention(2, head_dim=0), "`head_dim` must be"),
     "a pre-norm network on another space": (
         lambda: (
-            pf.Transformer(2, depth=1, norm=pf.PreNorm()).double().push(pf.Measure(ones(3, 3)))
+            pf.Transformer(2, depth=1, block=pf.Block(norm=pf.PreNorm()))
+            .double()
+            .push(pf.Measure(ones(3, 3)))
         ),
         "in R^2, got",
     ),
     "an infinite exponent": (lambda: pf.wasserstein(MU, MU, p=INF), "finite"),
     "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "positive and finite"),
-    "no steps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, max_steps=0), "at least 1"),
+    "a divergence of some steps": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(steps=5)),
+        "needs plans to a tolerance",
+    ),
+    "a divergence with slack": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(slack=1.0)),
+        "Leave `slack` out",
+    ),
+    "a divergence by softmax": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Softmax()),
+        "must be a Sinkhorn, got Softmax",
+    ),
+    "no steps": (lambda: pf.Sinkhorn(max_steps=0), "at least 1"),
     "no projections": (lambda: pf.sliced_wasserstein(MU, MU, projections=0), "at least 1"),
     "flat queries": (lambda: ops.log_integral(ones(2), X, ones(3)), "(..., n, k)"),
     "a list of queries": (lambda: ops.log_integral([1.0], X, ones(3)), "`q` must be a Tensor"),
@@ -337,48 +365,54 @@ CASES = {
         lambda: ops.log_integral(X, X, torch.ones(3), times=(torch.ones(2), torch.ones(3))),
         "one per query (3)",
     ),
-    "a field that is a function": (lambda: pf.flow(torch.sin, MU, 1.0), "pf.Pointwise(function)"),
-    "a flow of points": (lambda: pf.flow(GAMMA, X, 1.0), "pf.Measure(tokens)"),
-    "no time": (lambda: pf.Flow(GAMMA, 0.0), "needs time to pass"),
-    "infinite time": (lambda: pf.Flow(GAMMA, INF), "must be finite"),
-    "a solver by name": (lambda: pf.Flow(GAMMA, 1.0, solver="rk4"), "pf.RK4(steps=100)"),
+    "a field that is a function": (
+        lambda: pf.flow(torch.sin, MU, t1=1.0),
+        "pf.Pointwise(function)",
+    ),
+    "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(tokens)"),
+    "no time": (lambda: pf.Flow(GAMMA, t1=0.0), "needs time to pass"),
+    "infinite time": (lambda: pf.Flow(GAMMA, t1=INF), "must be finite"),
+    "a solver by name": (lambda: pf.Flow(GAMMA, t1=1.0, solver="rk4"), "pf.RK4(steps=100)"),
     "no steps of a solver": (lambda: pf.RK4(steps=0), "at least 1, got 0"),
     "more saved than steps": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(5), save=10),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Euler(5), save=10),
         "there are 5 steps",
     ),
     "saved between steps": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(4), save=[0.3]),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Euler(4), save=[0.3]),
         "multiples of 0.25 from 0 to 1, got 0.3",
     ),
     "saved at no time": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(4), save=[NAN]),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Euler(4), save=[NAN]),
         "finite times, got [nan]",
     ),
-    "a way to save that is none": (lambda: pf.flow(GAMMA, MU, 1.0, save="all"), "list of times"),
-    "an end that is no number": (lambda: pf.Flow(GAMMA, NAN), "must be a number, got NaN"),
+    "a way to save that is none": (
+        lambda: pf.flow(GAMMA, MU, t1=1.0, save="all"),
+        "list of times",
+    ),
+    "an end that is no number": (lambda: pf.Flow(GAMMA, t1=NAN), "must be a number, got NaN"),
     "saved too late": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Dopri5(), save=[2.0]),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Dopri5(), save=[2.0]),
         "times from 0 to 1",
     ),
     "a velocity elsewhere": (
-        lambda: pf.Flow(pf.Pointwise(torch.sin, dim=2, out_dim=3), 1.0),
+        lambda: pf.Flow(pf.Pointwise(torch.sin, dim=2, out_dim=3), t1=1.0),
         "from R^2 to R^3",
     ),
     "a velocity of another shape": (
-        lambda: pf.flow(pf.Pointwise(lambda x: x[..., :1]), MU, 1.0),
+        lambda: pf.flow(pf.Pointwise(lambda x: x[..., :1]), MU, t1=1.0),
         "expected (3, 2), got (3, 1)",
     ),
     "a flow of cross-attention": (
-        lambda: pf.Flow(pf.Attention(2, context_dim=3), 1.0),
+        lambda: pf.Flow(pf.Attention(2, context_dim=3), t1=1.0),
         "moves its context",
     ),
     "splitting one field": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.flows.LieSplit(2)),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.flows.LieSplit(2)),
         "pf.fields.Sum(...)",
     ),
     "points off the sphere": (
-        lambda: pf.flow(pf.fields.SelfAttention(E, E, E, manifold=pf.Sphere()), MU, 1.0),
+        lambda: pf.flow(pf.fields.SelfAttention(E, E, E, manifold=pf.Sphere()), MU, t1=1.0),
         "mu.push(pf.Sphere(radius=1.0).retract)",
     ),
     "matrices that do not fit": (
@@ -386,11 +420,11 @@ CASES = {
         "got Q (2, 2), K (2, 2), V (3, 3)",
     ),
     "a kernel of numbers": (
-        lambda: pf.flow(pf.fields.Pairwise(lambda x, y: (x - y).norm(dim=-1)), MU, 1.0),
+        lambda: pf.flow(pf.fields.Pairwise(lambda x, y: (x - y).norm(dim=-1)), MU, t1=1.0),
         "one vector per pair",
     ),
     "odd tokens of a second-order system": (
-        lambda: pf.flow(pf.fields.Harmonic(1.0), pf.Measure(ones(3, 3)), 1.0),
+        lambda: pf.flow(pf.fields.CuckerSmale(), pf.Measure(ones(3, 3)), t1=1.0),
         "of even dimension, got 3",
     ),
     "layers that differ": (
@@ -402,7 +436,7 @@ CASES = {
         "share their space",
     ),
     "no energy": (
-        lambda: pf.flow(pf.Pointwise(torch.sin), MU, 1.0).energy(),
+        lambda: pf.flow(pf.Pointwise(torch.sin), MU, t1=1.0).energy(),
         "has no energy known here",
     ),
     "no gradient flow": (
@@ -411,21 +445,16 @@ CASES = {
     ),
     "a Gaussian under a sigmoid": (
         lambda: pf.flows.gaussian(
-            pf.fields.SelfAttention(E, E, E, normaliser=pf.relations.Sigmoid()), ones(2), E, 1.0
+            pf.fields.SelfAttention(E, E, E, normaliser=pf.relations.Sigmoid()), ones(2), E, t1=1.0
         ),
         "does not keep Gaussians Gaussian",
     ),
     "an adjoint of splitting": (
-        lambda: (
-            pf.flow(
-                pf.fields.Sum(GAMMA, pf.MLP(2, 3).double()),
-                MU,
-                1.0,
-                solver=pf.flows.LieSplit(2),
-                gradients=pf.flows.Adjoint(),
-            )[-1]
-            .atoms.sum()
-            .backward()
+        lambda: pf.Flow(
+            pf.fields.Sum(GAMMA, pf.MLP(2, 3).double()),
+            t1=1.0,
+            solver=pf.flows.LieSplit(2),
+            gradients=pf.flows.Adjoint(),
         ),
         "no continuous adjoint",
     ),
@@ -448,7 +477,7 @@ def test_message(name):
 
 
 def test_a_causal_map_must_be_able_to_see_times():
-    with pytest.raises(TypeError, match="pf.maps.Conditioned"):
+    with pytest.raises(TypeError, match="condition"):
 
         class Late(pf.InContextMap):
             causal = True

@@ -1,14 +1,24 @@
-"""The house itself: which chapter imports which, and what each shows to the others."""
+"""The house itself: who imports whom, what users see, sizes, annotations, classes."""
 
 import ast
-from collections.abc import Iterator
+import importlib
+import inspect
+import operator
+import re
+from abc import ABC
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import pushforward as pf
+
 pytestmark = pytest.mark.unhooked
 
-SOURCE = Path(__file__).parents[1] / "src" / "pushforward"
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SOURCE = ROOT / "src" / "pushforward"
 
 MAY_IMPORT = {
     "_tools": "",
@@ -17,9 +27,9 @@ MAY_IMPORT = {
     "affinities": "_tools ops measures",
     "sinkhorn": "_tools ops affinities",
     "relations": "_tools measures affinities sinkhorn",
-    "distances": "_tools measures affinities sinkhorn",
+    "distances": "_tools measures affinities sinkhorn relations",
     "pictures": "_tools measures relations",
-    "maps": "_tools ops measures affinities relations",
+    "maps": "_tools ops measures affinities sinkhorn relations",
     "flows": "_tools ops measures affinities sinkhorn relations distances pictures maps",
     "approximation": "_tools measures affinities relations distances",
     "representation": "_tools measures distances maps flows",
@@ -62,9 +72,6 @@ def test_a_chapter_imports_what_the_table_allows_and_only_faces(file):
 
 def test_every_module_can_be_imported_by_its_full_name():
     """No object hides a module of the same name."""
-    import importlib
-    from types import ModuleType
-
     for file in SOURCE.rglob("*.py"):
         parts = ("pushforward", *file.relative_to(SOURCE).with_suffix("").parts)
         name = ".".join(parts).removesuffix(".__init__")
@@ -73,3 +80,221 @@ def test_every_module_can_be_imported_by_its_full_name():
         for part in name.split(".")[1:]:
             walked = getattr(walked, part)
         assert isinstance(walked, ModuleType) and walked is found, name
+
+
+def pending(rule: str) -> set[str]:
+    """What does not keep a rule yet, from `house_pending.txt`: lines `rule: what`."""
+    file = HERE / "house_pending.txt"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {line.partition(": ")[2] for line in lines if line.partition(": ")[0] == rule}
+
+
+def check(rule: str, found: Iterable[str]) -> None:
+    """Fail with a list of everything that breaks a rule."""
+    wrong = sorted(set(found) - pending(rule))
+    assert not wrong, f"{rule}:\n" + "\n".join(wrong)
+
+
+# What users see
+
+
+NAMES = (HERE / "public_names.txt").read_text().split()
+
+
+def test_the_root_exports_the_committed_list():
+    """New names are added to `tests/public_names.txt` on purpose, or not at all."""
+    check("not exported yet", set(NAMES) - set(pf.__all__))
+    assert set(pf.__all__) <= set(NAMES), sorted(set(pf.__all__) - set(NAMES))
+    assert NAMES == sorted(NAMES) and len(pf.__all__) == len(set(pf.__all__))
+    for name in pf.__all__:
+        assert hasattr(pf, name), name
+
+
+def test_dir_shows_the_names_and_the_chapters():
+    chapters = {name for name in MAY_IMPORT if not name.startswith("_")}
+    assert set(dir(pf)) == set(pf.__all__) | chapters
+
+
+def public_objects() -> dict[str, object]:
+    """The root's names, and everything the API page documents."""
+    paths = re.findall(r"^::: pushforward\.(\S+)", (ROOT / "docs" / "api.md").read_text(), re.M)
+    return {path: operator.attrgetter(path)(pf) for path in sorted({*paths, *pf.__all__})}
+
+
+def arguments(thing: object) -> list[str]:
+    """Parameters of a function, or of a class's constructor."""
+    try:
+        parameters = inspect.signature(thing).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in parameters if name not in ("self", "cls", "args", "kwargs")]
+
+
+def test_every_public_object_has_a_real_docstring():
+    """More than a line for whatever takes arguments; something for every public method."""
+
+    def poor() -> Iterator[str]:
+        for path, thing in public_objects().items():
+            if not inspect.isclass(thing) and not inspect.isroutine(thing):
+                continue
+            text = thing.__doc__ or ""  # not inherited: an object has its own
+            made_up = text.startswith(f"{path.rpartition('.')[2]}(")  # by `dataclass`
+            if made_up or len(text) < 20 or (arguments(thing) and "\n" not in text.strip()):
+                yield path
+            if inspect.isclass(thing):
+                for name, member in vars(thing).items():
+                    routine = inspect.isroutine(member) or isinstance(member, property)
+                    if (
+                        routine
+                        and not name.startswith("_")
+                        and not inspect.getdoc(getattr(thing, name))
+                    ):
+                        yield f"{path}.{name}"
+
+    check("without a real docstring", poor())
+
+
+def test_the_api_page_documents_every_root_name():
+    page = (ROOT / "docs" / "api.md").read_text()
+    objects = (name for name in pf.__all__ if not isinstance(getattr(pf, name), ModuleType))
+    missing = [name for name in objects if f"::: pushforward.{name}\n" not in page + "\n"]
+    check("not in the API page", missing)
+
+
+# Sizes
+
+
+def test_folders_and_files_are_small():
+    """At most ten files in a folder, beside its face; none above 450 lines."""
+
+    def large() -> Iterator[str]:
+        for folder in {file.parent for file in FILES}:
+            count = sum(file.name != "__init__.py" for file in folder.glob("*.py"))
+            if count > 10:
+                yield f"{folder.relative_to(SOURCE)} has more than ten files"
+        for file in FILES:
+            if len(file.read_text().splitlines()) > 450:
+                yield f"{file.relative_to(SOURCE)} has more than 450 lines"
+
+    check("too large", large())
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:
+    """Every function of the package, nested ones too: where, what, and whether it is a method."""
+    for file in SOURCE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        methods = {
+            id(item)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            for item in node.body
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                yield f"{file.relative_to(SOURCE)} {node.name}", node, id(node) in methods
+
+
+def parameters(node: ast.FunctionDef, method: bool) -> list[ast.arg]:
+    """All parameters but `self` and `cls`."""
+    static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
+    plain = [*node.args.posonlyargs, *node.args.args]
+    return [*plain[1 if method and not static else 0 :], *node.args.kwonlyargs]
+
+
+def test_every_function_is_annotated():
+    def bare() -> Iterator[str]:
+        for where, node, method in functions():
+            extra = [a for a in (node.args.vararg, node.args.kwarg) if a is not None]
+            every = [*parameters(node, method), *extra]
+            if node.returns is None or any(a.annotation is None for a in every):
+                yield where
+
+    check("not annotated", bare())
+
+
+def test_functions_take_at_most_eight_arguments():
+    many = (where for where, node, method in functions() if len(parameters(node, method)) > 8)
+    check("more than eight arguments", many)
+
+
+# Classes
+
+
+def classes() -> list[type]:
+    """Every class of the package."""
+    found: set[type] = set()
+    for file in FILES:
+        name = ".".join(("pushforward", *file.relative_to(SOURCE).with_suffix("").parts))
+        module = importlib.import_module(name.removesuffix(".__init__"))
+        found |= {c for c in vars(module).values() if inspect.isclass(c) and ours(c)}
+    return sorted(found, key=title)
+
+
+def ours(cls: type) -> bool:
+    return cls.__module__.startswith("pushforward.")
+
+
+def title(cls: type) -> str:
+    return f"{cls.__module__.removeprefix('pushforward.')}.{cls.__qualname__}"
+
+
+def is_abstract(cls: type) -> bool:
+    return inspect.isabstract(cls) or ABC in cls.__bases__
+
+
+def test_a_class_is_abstract_or_final():
+    """Exceptions and warnings aside, no concrete class is subclassed."""
+
+    def subclassed() -> Iterator[str]:
+        for cls in classes():
+            for base in cls.__bases__:
+                if ours(base) and not is_abstract(base) and not issubclass(base, Exception):
+                    yield f"{title(cls)} < {title(base)}"
+
+    check("concrete class subclassed", subclassed())
+
+
+OPEN = {"forward", "extra_repr"}
+"""Methods that PyTorch means to be overridden."""
+
+
+def test_no_concrete_method_is_overridden():
+    def overridden() -> Iterator[str]:
+        for cls in classes():
+            own = {n for n, v in vars(cls).items() if is_method(v) and not n.startswith("__")}
+            for base in filter(ours, cls.__mro__[1:]):
+                for name in own - OPEN:
+                    was = vars(base).get(name)
+                    if is_method(was) and not getattr(was, "__isabstractmethod__", False):
+                        yield f"{title(cls)}.{name} over {title(base)}"
+
+    check("concrete method overridden", overridden())
+
+
+def is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def test_no_method_only_says_that_it_is_not_implemented():
+    def empty() -> Iterator[str]:
+        for where, node, _ in functions():
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            if len(body) == 1 and isinstance(body[0], ast.Raise):
+                if "NotImplementedError" in ast.dump(body[0]):
+                    yield where
+
+    check("only raises NotImplementedError", empty())
+
+
+def test_no_assert_and_no_bare_warning():
+    """Errors have a type and a message; warnings go through `_tools/warn.py`."""
+
+    def wrong() -> Iterator[str]:
+        for file in FILES:
+            text, where = file.read_text(), file.relative_to(SOURCE)
+            if any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text))):
+                yield f"{where} assert"
+            if "warnings.warn(" in text and where != Path("_tools/warn.py"):
+                yield f"{where} warnings.warn"
+
+    check("assert or warnings.warn", wrong())

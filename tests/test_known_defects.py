@@ -132,7 +132,7 @@ def test_birkhoff_takes_what_doubly_stochastic_certifies():
         torch.manual_seed(seed)
         result = pf.doubly_stochastic(torch.randn(6, 6))
         assert result.converged
-        pf.approximation.birkhoff(result.matrix)
+        pf.approximation.birkhoff(result.scaled)
 
 
 @pytest.mark.xfail(strict=True, raises=ValueError)
@@ -165,4 +165,4 @@ def test_softmax_refuses_scores_beyond_the_dtype():
     mu = pf.Measure(torch.randn(5, 2, dtype=torch.float32))
     far = 1e20 * mu.atoms
     with pytest.raises(ValueError, match="finite"):
-        pf.relate(far, far, mu, mu)
+        pf.relate(mu, mu, affinity=pf.Encoded(far, far))

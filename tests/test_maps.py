@@ -22,7 +22,7 @@ class Recorder(pf.InContextMap):
 
 @torch.no_grad()
 def test_composition_is_iterated_push_forward():
-    """Eq. (8)."""
+    """[A, eq. 8]."""
     mu, (x, _) = measure(), queries()
     g1, g2 = attention(None), Drift()
     both = g2 @ g1
@@ -54,8 +54,8 @@ def test_pushing_evaluates_each_layer_once():
     assert sorted(layers[0].asked) == [4, 6] and layers[-1].asked == [4]
     for layer in layers:
         layer.asked.clear()
-    curried = model.at(mu)
-    curried(x), curried(x)
+    conditioned = model.condition(mu)
+    conditioned(x, None), conditioned(x, None)
     assert sorted(layers[0].asked) == [4, 4, 6]
 
 
@@ -73,17 +73,20 @@ def test_queries_never_change_a_bit_of_the_atoms():
 
 @torch.no_grad()
 def test_queries_share_the_context_work(monkeypatch):
-    """Keys, values and potentials are computed once a layer, whoever asks."""
+    """Keys, values and potentials are computed once a layer and call, for all its queries."""
     model = transformer(None, normaliser=pf.Sinkhorn(steps=3))
     calls = []
-    real = pf.Sinkhorn.find
-    monkeypatch.setattr(pf.Sinkhorn, "find", lambda *a: calls.append(1) or real(*a))
+    real = pf.Sinkhorn.relate
+    monkeypatch.setattr(pf.Sinkhorn, "relate", lambda *a, **k: calls.append(1) or real(*a, **k))
     mu, (x, _) = measure(), queries()
     model(mu, x)
     assert len(calls) == 2
-    curried = model.at(mu)
-    curried(x), curried(x), curried(mu.atoms)
+    conditioned = model.condition(mu)
+    conditioned(x, None), conditioned(x, None), conditioned(mu.atoms, None)
     assert len(calls) == 4
+    curried = model.at(mu)
+    curried(x), curried(x)
+    assert len(calls) == 8
 
 
 @torch.no_grad()
@@ -102,9 +105,9 @@ def test_universal_architecture():
 @torch.no_grad()
 def test_norms_are_pointwise_maps_in_their_places():
     torch.manual_seed(1)
-    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PreNorm())
+    pre = pf.Transformer(2, depth=1, hidden=4, step=0.5, block=pf.Block(norm=pf.PreNorm()))
     torch.manual_seed(1)
-    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, norm=pf.PostNorm())
+    post = pf.Transformer(2, depth=1, hidden=4, step=0.5, block=pf.Block(norm=pf.PostNorm()))
     torch.manual_seed(1)
     plain = pf.Transformer(2, depth=1, hidden=4, step=0.5)
     gamma, mlp = (layer.gamma for layer in plain)
@@ -216,3 +219,105 @@ def test_cross_attention_may_close_a_composition():
     assert torch.equal(moved.atoms, cross(mlp.push(mu), mlp.push(nu)))
     apart = pf.Compose(pf.Attention(2, context_dim=3, normaliser=pf.Sinkhorn(steps=2)))
     assert apart(measure(5, 3), nu).shape == (4, 2)
+
+
+class Centred(pf.InContextMap):
+    """Written by `condition`."""
+
+    def condition(self, mu, queries=None, starts=None):
+        centre = mu.mean()[..., None, :]
+        return lambda x, t: x - centre
+
+
+@torch.no_grad()
+def test_either_method_gives_the_other():
+    mu, (x, _) = measure(), queries()
+    for gamma in (Centred(), Drift()):
+        expected = gamma(mu, x)
+        assert torch.equal(gamma.evaluate(mu, x), expected)
+        assert torch.equal(gamma.condition(mu)(x, None), expected)
+
+
+def test_exactly_one_method_is_written():
+    with pytest.raises(TypeError, match="exactly one .* got both"):
+
+        class Both(pf.InContextMap):
+            def evaluate(self, mu, x):
+                return x
+
+            def condition(self, mu, queries=None, starts=None):
+                return lambda x, t: x
+
+    with pytest.raises(TypeError, match="exactly one .* got neither"):
+
+        class Neither(pf.InContextMap):
+            pass
+
+
+class Twice(pf.maps.Container):
+    """A container of a user's: the mean of two maps on the same context."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def parts(self):
+        return self.first, self.second
+
+    def with_parts(self, parts):
+        return Twice(*parts)
+
+    def condition(self, mu, queries=None, starts=None):
+        a, b = (part.condition(mu, queries) for part in self.parts())
+        return lambda x, t: (a(x, t) + b(x, t)) / 2
+
+
+@torch.no_grad()
+def test_traits_and_relations_follow_from_the_parts():
+    """Each relation is that of its layer in the context which that layer sees."""
+    plain, couples = attention(None), attention(None, normaliser=pf.Sinkhorn(steps=3))
+    causal = attention(None, mask=pf.Causal())
+    mu = measure()
+    deep = pf.Residual(Twice(plain, couples) @ pf.MLP(2, 3)) @ causal
+    assert deep.causal and deep.two_sided and not deep.paired
+    assert not Twice(plain, plain).two_sided
+    found = deep.relations(mu)
+    inner = deep.maps[1].gamma.maps[0].push(causal.push(mu))
+    for relation, layer, seen in zip(
+        found, (causal, plain, couples), (mu, inner, inner), strict=True
+    ):
+        assert torch.equal(relation.matrix(), layer.relation(seen).matrix())
+    other = deep.with_parts([plain, plain])
+    assert not other.causal and len(other.relations(mu)) == 2
+
+
+@torch.no_grad()
+def test_starts_are_handed_to_every_part():
+    class Starts:
+        def __init__(self, names, path=""):
+            self.names, self.path = names, path
+
+        def within(self, name):
+            return Starts(self.names, f"{self.path}/{name}")
+
+        def recall(self, shape):
+            return None
+
+        def keep(self, potential):
+            pass
+
+    class Leaf(pf.InContextMap):
+        two_sided = True
+
+        def condition(self, mu, queries=None, starts=None):
+            if starts is not None:
+                starts.names.append(starts.path)
+            return lambda x, t: x
+
+    names, mu = [], measure()
+    model = pf.Compose(pf.Residual(Leaf()), pf.MLP(2, 3), Leaf())
+    model.condition(mu, None, Starts(names))
+    assert names == ["/0/gamma", "/2"]
+    names.clear()
+    model.condition(mu, measure(3), Starts(names))
+    assert names == ["/0/gamma", "/0.queries/gamma", "/2"]

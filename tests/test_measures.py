@@ -252,7 +252,7 @@ def test_a_part_without_weight_leaves_the_mixture():
     b = pf.Measure(torch.ones(3, 1), times=torch.full((3,), 5.0))
     mu = pf.Measure.mixture([a, b], torch.tensor([0.0, 1.0]))
     assert mu.push(lambda x: 1 / x).mean().item() == 1
-    causal = pf.Transformer(1, depth=2, mask=pf.Causal())
+    causal = pf.Transformer(1, depth=2, block=pf.Block(mask=pf.Causal()))
     assert causal.push(mu).atoms.isfinite().all()
     with pytest.raises(ValueError, match="attends to nothing"):
         causal(mu, torch.zeros(1, 1), torch.ones(1))

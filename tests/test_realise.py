@@ -9,6 +9,7 @@ import torch
 import pushforward as pf
 from pushforward.approximation import (
     birkhoff,
+    conditional_rank,
     realise,
     realise_conditional,
     realise_coupling,
@@ -96,6 +97,17 @@ def test_rank_of_a_head_is_its_dimension(d):
     assert realise_coupling(pi.float()).rank == d
 
 
+def test_the_rank_of_a_conditional():
+    """As `realise` finds it, in both precisions; keys of no mass are left out; None with zeros."""
+    for d in (1, 2, 5):
+        P = conditional(9, 8, d)[0]
+        padded = torch.cat([P, torch.zeros(9, 2)], 1)
+        ranks = [conditional_rank(p) for p in (P, padded, P.float())]
+        assert ranks == [realise_conditional(P, torch.zeros(8)).rank] * 3
+    P[0, 0] = 0
+    assert conditional_rank(P) is None
+
+
 @pytest.mark.parametrize("d", [1, 3])
 def test_squared_distances_cost_softmax_one_dimension_more(d):
     """The shift by |k|^2 depends on keys alone: Sinkhorn absorbs it, softmax does not."""
@@ -112,9 +124,9 @@ def test_relations_of_the_library(normaliser):
     """A relation is realised by a head of its rank, and by none below; between any measures."""
     mu = pf.Measure(torch.randn(8, 2), torch.rand(8) + 0.1)
     nu = pf.Measure(torch.randn(9, 2), torch.rand(9) + 0.1)
-    options = dict(affinity=pf.Dot(1.0), normaliser=normaliser)
-    relate = lambda q, k: pf.relate(q, k, mu, nu, **options).matrix()
-    target = pf.relate(torch.randn(8, 3), torch.randn(9, 3), mu, nu, **options)
+    of = lambda q, k: pf.relate(mu, nu, affinity=pf.Encoded(q, k), normaliser=normaliser)
+    relate = lambda q, k: of(q, k).matrix()
+    target = of(torch.randn(8, 3), torch.randn(9, 3))
     head, narrow = realise(target), realise(target, 2)
     assert head.rank == narrow.rank == 3
     assert (relate(head.q, head.k) - target.matrix()).abs().max() < 1e-12

@@ -19,7 +19,7 @@ def field(scale=1.0):
 MAPS = {
     "attention": lambda: field(),
     "deep": lambda: pf.Transformer(2, depth=3, heads=2, hidden=6, step=0.5),
-    "flow": lambda: pf.Flow(field().gamma, 1.0, solver=pf.RK4(10)),
+    "flow": lambda: pf.Flow(field().gamma, t1=1.0, solver=pf.RK4(10)),
     "sinkhorn": lambda: pf.Attention(2, normaliser=pf.Sinkhorn(tol=1e-13)),
 }
 
@@ -86,7 +86,7 @@ def test_recovered_maps_have_the_orders_of_the_theory(name, by):
 
 def test_linear_vlasov_is_exact():
     """G is affine in the measure: extrapolation leaves rounding, whatever the mass."""
-    gamma = pf.Flow(pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)), 1.0, solver=pf.RK4(10))
+    gamma = pf.Flow(pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)), t1=1.0, solver=pf.RK4(10))
     mu, x = measure(8), torch.randn(3, 2)
     for eta in (0.3, 1e-2, 1e-5):
         assert gap(pf.recover(gamma.push, eta=eta)(mu, x), gamma(mu, x)) < 1e-12

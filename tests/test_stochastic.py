@@ -43,8 +43,8 @@ def test_a_hundred_thousand_without_a_failure(std):
     """Rows and columns of every matrix within 1e-6, in float32."""
     result = doubly_stochastic(normal(100_000, 4, 4, std=std, dtype=torch.float32))
     assert result.converged.all()
-    assert errors(result.matrix).max() <= 1e-6
-    torch.testing.assert_close(result.residual.double(), errors(result.matrix), rtol=1e-6, atol=0)
+    assert errors(result.scaled).max() <= 1e-6
+    torch.testing.assert_close(result.residual.double(), errors(result.scaled), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("std", [1, 8])
@@ -52,7 +52,7 @@ def test_a_hundred_thousand_without_a_failure(std):
 def test_sizes_on_both_sides_of_every_switch(n, std):
     result = doubly_stochastic(normal(100, n, n, std=std, dtype=torch.float32))
     assert result.converged.all()
-    assert errors(result.matrix).max() <= 1e-6
+    assert errors(result.scaled).max() <= 1e-6
 
 
 @pytest.mark.parametrize("n", [3, 20])
@@ -61,13 +61,13 @@ def test_is_the_limit_of_sinkhorn(n):
     result = doubly_stochastic(logits, tol=1e-12)
     assert result.residual.shape == result.converged.shape == (2, 5)
     assert result.residual.max() <= 1e-12
-    torch.testing.assert_close(result.matrix, sinkhorn(logits), rtol=0, atol=1e-11)
+    torch.testing.assert_close(result.scaled, sinkhorn(logits), rtol=0, atol=1e-11)
 
 
 def test_two_by_two_is_a_logistic_function():
     logits = normal(1000, 2, 2, std=5)
     diagonal = logits[:, 0, 0] + logits[:, 1, 1] - logits[:, 0, 1] - logits[:, 1, 0]
-    matrix = doubly_stochastic(logits, tol=1e-12).matrix
+    matrix = doubly_stochastic(logits, tol=1e-12).scaled
     torch.testing.assert_close(matrix[:, 0, 0], (diagonal / 2).sigmoid(), rtol=0, atol=2e-12)
 
 
@@ -76,17 +76,17 @@ def test_entries_are_within_n_residuals(n):
     """The bound of the docstring, with what rounding logits of size 30 adds."""
     logits = normal(200, n, n, std=8, dtype=torch.float32)
     result = doubly_stochastic(logits)
-    exact = doubly_stochastic(logits.double(), tol=1e-13).matrix
-    error = (result.matrix - exact).abs().amax((-1, -2))
+    exact = doubly_stochastic(logits.double(), tol=1e-13).scaled
+    error = (result.scaled - exact).abs().amax((-1, -2))
     assert (error <= n * result.residual + 30 * torch.finfo(torch.float32).eps).all()
 
 
 def test_rows_and_columns_may_be_shifted():
     logits = normal(50, 6, 6)
     shifts = normal(50, 6, 1, std=1e3) + normal(50, 1, 6, std=1e3) + 1e4
-    matrix = doubly_stochastic(logits, tol=1e-12).matrix
+    matrix = doubly_stochastic(logits, tol=1e-12).scaled
     # The shifted logits are rounded by 1e4 * 1e-16.
-    shifted = doubly_stochastic(logits + shifts, tol=1e-12).matrix
+    shifted = doubly_stochastic(logits + shifts, tol=1e-12).scaled
     torch.testing.assert_close(shifted, matrix, rtol=0, atol=1e-10)
 
 
@@ -97,7 +97,7 @@ def test_huge_logits_give_the_best_assignment(dtype):
     orders = torch.tensor(list(itertools.permutations(range(5))))
     best = orders[logits[:, torch.arange(5), orders].sum(-1).argmax(-1)]
     assert result.converged.all()
-    assert (result.matrix.argmax(-1) == best).all()
+    assert (result.scaled.argmax(-1) == best).all()
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -107,8 +107,8 @@ def test_converges_exactly_on_total_support(n):
     want = torch.tensor([has_total_support(pattern) for pattern in allowed])
     assert 20 < want.sum() < 180
     assert (result.converged == want).all()
-    assert result.matrix.isfinite().all()
-    assert (result.matrix[~allowed] == 0).all()
+    assert result.scaled.isfinite().all()
+    assert (result.scaled[~allowed] == 0).all()
 
 
 PATTERNS = {
@@ -128,7 +128,7 @@ def test_masks(allowed, exists, dtype):
     logits = normal(30, *allowed.shape, std=4, dtype=dtype).masked_fill(~allowed, -INF)
     result = doubly_stochastic(logits)
     assert (result.converged == exists).all()
-    assert result.matrix.isfinite().all() and result.residual.isfinite().all()
+    assert result.scaled.isfinite().all() and result.residual.isfinite().all()
 
 
 def test_one_bad_matrix_is_flagged_alone():
@@ -143,17 +143,17 @@ def test_few_steps_are_flagged():
     result = doubly_stochastic(normal(100, 8, 8, std=8), max_steps=2)
     assert result.steps == 2
     assert not result.converged.all()
-    assert (result.converged == (errors(result.matrix) <= 1e-6)).all()
+    assert (result.converged == (errors(result.scaled) <= 1e-6)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     logits = normal(100, 5, 5, std=4, dtype=dtype).requires_grad_()
     result = doubly_stochastic(logits)
-    assert result.matrix.dtype == dtype and result.residual.dtype == torch.float32
+    assert result.scaled.dtype == dtype and result.residual.dtype == torch.float32
     assert result.converged.all()
-    assert (result.matrix == doubly_stochastic(logits.float()).matrix.to(dtype)).all()
-    result.matrix.float().square().sum().backward()
+    assert (result.scaled == doubly_stochastic(logits.float()).scaled.to(dtype)).all()
+    result.scaled.float().square().sum().backward()
     assert logits.grad.dtype == dtype and logits.grad.isfinite().all()
 
 
@@ -162,27 +162,27 @@ def test_chunks_change_nothing(monkeypatch):
     up = normal(50, 5, 5)
     run = lambda: (
         result := doubly_stochastic(logits),
-        torch.autograd.grad(result.matrix, logits, up),
+        torch.autograd.grad(result.scaled, logits, up),
     )
     whole, (grad,) = run()
     monkeypatch.setattr("pushforward.sinkhorn._small.CHUNK", 200)
     parts, (grads,) = run()
-    torch.testing.assert_close(parts.matrix, whole.matrix, rtol=0, atol=1e-6)
+    torch.testing.assert_close(parts.scaled, whole.scaled, rtol=0, atol=1e-6)
     torch.testing.assert_close(grads, grad, rtol=0, atol=1e-5)
 
 
 def test_empty_batch():
     logits = torch.empty(0, 2, 3, 3, requires_grad=True)
     result = doubly_stochastic(logits)
-    assert result.matrix.shape == (0, 2, 3, 3) and result.residual.shape == (0, 2)
-    result.matrix.sum().backward()
+    assert result.scaled.shape == (0, 2, 3, 3) and result.residual.shape == (0, 2)
+    result.scaled.sum().backward()
     assert logits.grad.shape == logits.shape
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 18])
 def test_gradcheck(n):
     logits = normal(2, n, n, std=1.5).requires_grad_()
-    exact = lambda x: doubly_stochastic(x, tol=1e-13).matrix
+    exact = lambda x: doubly_stochastic(x, tol=1e-13).scaled
     assert torch.autograd.gradcheck(exact, logits, fast_mode=n > 4)
 
 
@@ -191,7 +191,7 @@ def test_gradcheck(n):
 def test_gradient_is_that_of_unrolled_sinkhorn(n, dtype):
     logits, up = normal(5, n, n, std=0.5), normal(5, n, n)
     want = _gradient(sinkhorn, logits, up)
-    got = _gradient(lambda x: doubly_stochastic(x.to(dtype)).matrix, logits, up)
+    got = _gradient(lambda x: doubly_stochastic(x.to(dtype)).scaled, logits, up)
     # The matrix is off by n * 1e-6 at most, the gradient by a few times that.
     torch.testing.assert_close(got, want, rtol=0, atol=2e-5)
 
@@ -207,18 +207,18 @@ def test_blocks_have_the_gradients_of_each(n):
     blocks = [normal(n, n, std=2), normal(n + 1, n + 1, std=2)]
     allowed = torch.block_diag(*map(torch.ones_like, blocks)) > 0
     logits = torch.block_diag(*blocks).masked_fill(~allowed, -INF).requires_grad_()
-    logs = doubly_stochastic(logits, tol=1e-12).matrix.log()
+    logs = doubly_stochastic(logits, tol=1e-12).scaled.log()
     logs.masked_fill(~allowed, 0).sin().sum().backward()
     parts = [block.requires_grad_() for block in blocks]
     for part in parts:
-        doubly_stochastic(part, tol=1e-12).matrix.log().sin().sum().backward()
+        doubly_stochastic(part, tol=1e-12).scaled.log().sin().sum().backward()
     want = torch.block_diag(*(part.grad for part in parts))
     torch.testing.assert_close(logits.grad, want, rtol=0, atol=1e-9)
 
 
 def test_differentiable_once():
     logits = normal(3, 3).requires_grad_()
-    matrix = doubly_stochastic(logits).matrix
+    matrix = doubly_stochastic(logits).scaled
     with pytest.raises(NotImplementedError, match="differentiable once"):
         torch.autograd.grad(matrix[0, 0], logits, create_graph=True)
 
@@ -227,7 +227,7 @@ def test_autocast_changes_nothing():
     logits = normal(10, 20, 20, std=4, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         result = doubly_stochastic(logits)
-    assert (result.matrix == doubly_stochastic(logits).matrix).all()
+    assert (result.scaled == doubly_stochastic(logits).scaled).all()
 
 
 @pytest.mark.unhooked

@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 
 import pushforward as pf
 from pushforward.approximation import (
-    EntropicCoupling,
     GaussianConditional,
     Hats,
     QuantileCoupling,
@@ -17,7 +16,6 @@ from pushforward.approximation import (
     SoftmaxApproximation,
     SoftNearest,
     relation_distance,
-    sup_error,
 )
 
 SEEDS = st.integers(0, 10**6)
@@ -37,14 +35,20 @@ def weights(mu):
 
 
 def shifted(mu, nu):
-    """A user's rule: look near the query, moved by a fifth of the mean of the context."""
+    """A user's rule: attend near the query, shifted by a fifth of the mean of the context."""
     x, y = mu.atoms + 0.2 * nu.mean(), nu.atoms
     rows = nu.log_weights - (x[:, None] - y).norm(dim=-1) / 0.1
     return pf.Conditional.from_matrix(rows.softmax(-1), nu)
 
 
+def entropic(eps):
+    """Entropic optimal transport of the squared distance, as a rule."""
+    near = pf.SquaredDistance(eps)
+    return lambda mu, nu: pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
+
+
 def halves(mu, nu):
-    """A user's coupling system: half monotone, half independent."""
+    """A user's rule of couplings: half monotone, half independent."""
     independent = weights(mu)[:, None] * weights(nu)
     return pf.Coupling.from_matrix((QuantileCoupling()(mu, nu).matrix() + independent) / 2)
 
@@ -59,16 +63,22 @@ CONDITIONALS = {
 }
 COUPLINGS = {
     "quantile": lambda d: QuantileCoupling(),
-    "entropic": lambda d: EntropicCoupling(0.1),
-    "sharp entropic": lambda d: EntropicCoupling(0.02),
+    "entropic": lambda d: entropic(0.1),
+    "sharp entropic": lambda d: entropic(0.02),
     "a user's": lambda d: halves,
 }
 
 
-def asked(nu, size):
+def box_queries(nu, size):
     """Queries everywhere in the box, in the context `nu`."""
     d = nu.dim
     return pf.Measure.grid(torch.zeros(d), torch.ones(d), size=size), nu
+
+
+def sup_error(first, second, pairs):
+    """The largest distance of two rules over pairs of measures."""
+    gaps = (relation_distance(first(mu, nu), second(mu, nu), mu, nu) for mu, nu in pairs)
+    return max(gap.max().item() for gap in gaps)
 
 
 def exponent(errors, cells):
@@ -172,7 +182,7 @@ def test_theorem_s(name, record_property):
 
     There are twice as many atoms as cells, or the cells would resolve single atoms.
     """
-    rule, pairs = CONDITIONALS[name](1), [asked(cloud(70), 101) for _ in range(6)]
+    rule, pairs = CONDITIONALS[name](1), [box_queries(cloud(70), 101) for _ in range(6)]
     errors = []
     for cells in (*CELLS, 33):
         near = SoftmaxApproximation(rule, box(cells))
@@ -199,7 +209,7 @@ def test_theorem_k(name, record_property):
 
 @pytest.mark.parametrize("name", ["soft nearest", "gaussian"])
 def test_theorem_s_in_the_plane(name):
-    rule, pairs = CONDITIONALS[name](2), [asked(cloud(170, 2), 5)]
+    rule, pairs = CONDITIONALS[name](2), [box_queries(cloud(170, 2), 5)]
     nears = [SoftmaxApproximation(rule, box(cells, 2)) for cells in (3, 5, 9)]
     errors = [sup_error(near, rule, pairs) for near in nears]
     assert all(e <= near.bound(*pairs[0]) for e, near in zip(errors, nears, strict=True))
@@ -207,7 +217,7 @@ def test_theorem_s_in_the_plane(name):
 
 
 def test_theorem_k_in_the_plane():
-    rule, pair = EntropicCoupling(0.1), (cloud(55, 2), cloud(51, 2))
+    rule, pair = entropic(0.1), (cloud(55, 2), cloud(51, 2))
     nears = [SinkhornApproximation(rule, box(cells, 2)) for cells in (2, 3, 5)]
     errors = [sup_error(near, rule, [pair]) for near in nears]
     assert all(e <= near.bound(*pair) for e, near in zip(errors, nears, strict=True))
@@ -242,7 +252,7 @@ def test_the_affinity_is_a_function_of_pairs_for_relate(approximate, name, rule)
     """Given to `relate`, in tiles and on other queries, it makes the same relation."""
     mu, nu, near = cloud(12), cloud(15), approximate(rule(1), box(5), tau=0.01, delta=0.01)
     matrix = near(mu, nu).matrix()
-    again = pf.relate(near.affinity, mu, nu, normaliser=near.normaliser)
+    again = pf.relate(mu, nu, affinity=pf.Pairs(near.affinity), normaliser=near.normaliser)
     assert type(again) is type(near(mu, nu)) and torch.allclose(again.matrix(), matrix, atol=1e-6)
     whole = near.affinity(mu, nu, mu.atoms[:, None], nu.atoms[None])
     part = near.affinity(mu, nu, mu.atoms[3:5, None], nu.atoms[None, 2:9])
@@ -301,7 +311,9 @@ def test_bound_k_for_any_coupling_system(seed, tau, delta):
     mu = pf.Measure(torch.rand(9, 1), (3 * torch.randn(9)).exp())
     nu = pf.Measure(torch.rand(11, 1), (3 * torch.randn(11)).exp())
     hats = box(6)
-    target = pf.relate(5 * torch.randn(9, 11), mu, nu, normaliser=pf.Sinkhorn(tol=1e-11))
+    target = pf.relate(
+        mu, nu, affinity=pf.Matrix(5 * torch.randn(9, 11)), normaliser=pf.Sinkhorn(tol=1e-11)
+    )
     rule = lambda mu, nu: target
     near = SinkhornApproximation(rule, hats, tau=tau, delta=delta)
     exact = SinkhornApproximation(rule, hats, tau=0.0, delta=delta)
@@ -359,7 +371,7 @@ def test_softmax_moves_by_at_most_tanh(seed, size):
     torch.manual_seed(seed)
     mu, nu = cloud(6), cloud(8)
     a, b = size * torch.randn(6, 8), size * torch.randn(6, 8)
-    p, q = (pf.relate(s, mu, nu).matrix() for s in (a, b))
+    p, q = (pf.relate(mu, nu, affinity=pf.Matrix(s)).matrix() for s in (a, b))
     bound = (oscillation(a - b, -1) / 4).tanh()
     assert ((p - q).abs().sum(-1) / 2 <= bound * (1 + 1e-12)).all()
 
@@ -369,7 +381,7 @@ def test_softmax_attains_its_bound(size):
     """Two groups of equal mass in the middle between A and B."""
     nu = pf.Measure(torch.rand(4, 1))
     side = torch.tensor([[1.0, 1.0, -1.0, -1.0]]) * size / 4
-    p, q = (pf.relate(s, cloud(1), nu).matrix() for s in (side, -side))
+    p, q = (pf.relate(cloud(1), nu, affinity=pf.Matrix(s)).matrix() for s in (side, -side))
     assert total_variation(p, q) == pytest.approx(math.tanh(size / 4), rel=1e-12)
 
 
@@ -385,7 +397,10 @@ def test_sinkhorn_moves_by_at_most_a_quarter(seed, size):
     torch.manual_seed(seed)
     mu, nu = cloud(5), cloud(7)
     a, b = size * torch.randn(5, 7), size * torch.randn(5, 7)
-    p, q = (pf.relate(s, mu, nu, normaliser=pf.Sinkhorn(tol=1e-12)).matrix() for s in (a, b))
+    p, q = (
+        pf.relate(mu, nu, affinity=pf.Matrix(s), normaliser=pf.Sinkhorn(tol=1e-12)).matrix()
+        for s in (a, b)
+    )
     for change in (a - b, centred(a - b)):
         assert total_variation(p, q) <= oscillation(change) / 4 + 1e-12
 
@@ -398,13 +413,18 @@ def test_sinkhorn_attains_its_bound_in_the_limit():
     """Two points on each side, small scores: the ratio is tanh(s) / s."""
     mu, s = pf.Measure(torch.rand(2, 1)), 0.1
     tight = pf.Sinkhorn(tol=1e-14)
-    p, q = (pf.relate(checkered(t), mu, mu, normaliser=tight).matrix() for t in (s, -s))
+    p, q = (
+        pf.relate(mu, mu, affinity=pf.Matrix(checkered(t)), normaliser=tight).matrix()
+        for t in (s, -s)
+    )
     ratio = total_variation(p, q) / (oscillation(checkered(2 * s)) / 4)
     assert ratio == pytest.approx(math.tanh(s) / s, rel=1e-10) and ratio > 0.99
 
 
 def after_one_step(scores, mu, nu, g):
-    return pf.relate(scores, mu, nu, normaliser=pf.Sinkhorn(steps=1), start=g).g
+    return pf.relate(
+        mu, nu, affinity=pf.Matrix(scores), normaliser=pf.Sinkhorn(steps=1), start=g
+    ).g
 
 
 @settings(max_examples=60, deadline=None)
@@ -436,7 +456,12 @@ def test_sinkhorn_with_a_causal_mask_tends_to_the_identity(n):
     scores = torch.randn(n, n).masked_fill(torch.ones(n, n).triu(1) > 0, -torch.inf) / 2
     i, wrong = torch.arange(1.0, n), []
     for k in (400, 1200):
-        p = n * pf.relate(scores, mu, mu, normaliser=pf.Sinkhorn(steps=k)).matrix()
+        p = (
+            n
+            * pf.relate(
+                mu, mu, affinity=pf.Matrix(scores), normaliser=pf.Sinkhorn(steps=k)
+            ).matrix()
+        )
         wrong.append((k * p.diagonal(-1) / (i * (n - i) / 2) - 1).abs().max())
         assert p.tril(-1).max() == p.diagonal(-1).max()
     assert wrong[1] < min(0.05, wrong[0])
@@ -461,7 +486,7 @@ def test_errors_say_what_to_do():
         Hats(torch.zeros(1), torch.ones(1), 1)
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\), got 0.1 and 1.0"):
         SoftmaxApproximation(SoftNearest(0.1), hats, tau=0.1, delta=1.0)
-    with pytest.raises(ValueError, match="on a line, got one in R.2"):
+    with pytest.raises(ValueError, match="on the line, got one in R.2"):
         QuantileCoupling()(cloud(5, 2), nu)
     with pytest.raises(TypeError, match="`second` must be a Coupling.*or couplings"):
         relation_distance(QuantileCoupling()(mu, nu), SoftNearest(0.1)(mu, nu), mu, nu)

@@ -14,7 +14,7 @@ from . import (
     representation as representation,
     sinkhorn as sinkhorn,
 )
-from .affinities import Affinity, Dot, SquaredDistance
+from .affinities import Affinity, Dot, Encoded, Matrix, Pairs, SquaredDistance
 from .approximation import realise
 from .auditing import audit
 from .distances import (
@@ -28,6 +28,7 @@ from .flows import RK4, Dopri5, Euler, Flow, Path, Sphere, Torus, fields, flow
 from .maps import (
     MLP,
     Attention,
+    Block,
     Causal,
     Compose,
     InContextMap,
@@ -44,12 +45,13 @@ from .representation import characterise, recover
 from .sinkhorn import doubly_stochastic
 
 __all__ = [
-    "RK4", "Affinity", "Attention", "Causal", "Compose", "Conditional", "Coupling", "Dopri5",
-    "Dot", "Euler", "Flow", "InContextMap", "MLP", "Measure", "MeasureMap", "Normaliser", "Path",
-    "Pointwise", "PostNorm", "PreNorm", "Relation", "Residual", "Sinkhorn", "Softmax", "Sphere",
-    "SquaredDistance", "Torus", "Transformer", "audit", "characterise", "doubly_stochastic",
-    "energy_distance", "fields", "flow", "from_sequence_model", "mmd", "realise", "recover",
-    "relate", "sinkhorn_divergence", "sliced_wasserstein", "wasserstein",
+    "RK4", "Affinity", "Attention", "Block", "Causal", "Compose", "Conditional", "Coupling",
+    "Dopri5", "Dot", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix", "Measure",
+    "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "PostNorm", "PreNorm", "Relation",
+    "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance", "Torus", "Transformer",
+    "audit", "characterise", "doubly_stochastic", "energy_distance", "fields", "flow",
+    "from_sequence_model", "mmd", "realise", "recover", "relate", "sinkhorn_divergence",
+    "sliced_wasserstein", "wasserstein",
 ]  # fmt: skip
 
 _CHAPTERS = [

@@ -1,12 +1,13 @@
-"""Every user-facing error is worded here: expected, got, fix.
+"""Checks of arguments. Every message says what was expected, what was given, and how to fix it.
 
-Shapes, dtypes and devices are checked wherever a user enters. Values are checked only where a
-measure is built from a user's numbers: reading them waits for the device.
+Public functions check shapes, dtypes and devices. Values are checked only where a measure is built
+from a user's numbers, because reading values waits for the device.
 """
 
 from collections.abc import Sequence
 from inspect import signature
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,9 @@ from .precision import HALF
 
 
 def holds(condition: Tensor, *, unknown: bool = True) -> bool:
-    """The truth of a condition on values, or `unknown` where values cannot be read.
+    """Whether a condition on values is true, or `unknown` where values cannot be read.
 
-    Inside `torch.compile` and under `torch.func.vmap` tensors have no values to look at.
+    Inside `torch.compile` and `torch.func.vmap` tensors have no values.
     """
     if torch.compiler.is_compiling():
         return unknown
@@ -50,13 +51,13 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise unless `seed` is a whole number that a generator takes."""
+    """Raise unless `seed` is a whole number that generators accept."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:
         raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {seed!r}.")
 
 
 def check_callable(name: str, value: object, how: str) -> None:
-    """Raise unless `value` can be called and is no class."""
+    """Raise unless `value` can be called and is not a class."""
     if isinstance(value, type):
         raise TypeError(f"`{name}` must be {how}, got the class {value.__name__}. Make one of it.")
     if not callable(value):
@@ -69,24 +70,26 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     if hasattr(tensor, "atoms"):
         fix = "Its points are `.atoms`."
     elif hasattr(tensor, "matrix"):
-        fix = "Its masses are `.matrix()`." if callable(tensor.matrix) else "Take its `.matrix`."
+        fix = "Its masses are `.matrix()`."
+    elif hasattr(tensor, "scaled"):
+        fix = "Its matrices are `.scaled`."
     check_kind(name, tensor, Tensor, fix)
 
 
 def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") -> None:
-    """Raise unless `value` is a number above `least`; a tensor's gradient would be lost."""
+    """Raise unless `value` is a number above `least`. A tensor would lose its gradient."""
     if not isinstance(value, Real):
         fix = fix or "Give a Python number, such as `value.item()`."
         raise TypeError(f"`{name}` must be a number, got {type(value).__name__}. {fix}")
     if value != value:
-        raise ValueError(f"`{name}` must be a number, got NaN. Look for what made it so upstream.")
+        raise ValueError(f"`{name}` must be a number, got NaN. Check the computation before it.")
     if not value > least:
         than = "positive" if least == 0 else f"above {least:g}"
         raise ValueError(f"`{name}` must be {than}, got {value}.")
 
 
 def check_share(name: str, value: float) -> None:
-    """Raise unless `value` is a share of a whole, more than none and less than all of it."""
+    """Raise unless `value` lies strictly between 0 and 1."""
     check_number(name, value)
     if value >= 1:
         raise ValueError(f"`{name}` is a share of the mass, below 1, got {value}.")
@@ -139,10 +142,10 @@ def check_atoms(atoms: Tensor) -> None:
 def check_mass(name: str, weights: Tensor, log_weights: Tensor) -> None:
     """Raise unless the weights are non-negative, finite, and not all zero.
 
-    `weights` is what the user gave under `name`, `log_weights` what became of it.
+    `weights` is the argument called `name`, `log_weights` are the log-weights made from it.
     """
     if not holds(~weights.isnan().any()):
-        raise ValueError(f"`{name}` must be numbers, got NaN. Look for 0/0 or inf-inf upstream.")
+        raise ValueError(f"`{name}` must be numbers, got NaN. Look for 0/0 or inf-inf before it.")
     if name == "weights" and not holds((weights >= 0).all()):
         raise ValueError(
             f"`weights` must be non-negative, got a minimum of {weights.min().item():g}. "
@@ -170,17 +173,17 @@ def check_sums(what: str, sums: Tensor, dtype: torch.dtype, fix: str) -> None:
 def check_values(
     atoms: Tensor, logs: Tensor, times: Tensor | None, given: tuple[str, Tensor] | None
 ) -> None:
-    """Raise unless weights are good, and points and times finite where there is mass.
+    """Raise unless weights are valid, and points and times finite where there is mass.
 
-    `given` is what the user gave, `logs` what became of it. Good values cost one read of the
-    device; only bad ones are looked at again, to say what is wrong.
+    `given` is the name and value of the argument, `logs` are the log-weights made from it. Valid
+    input costs one read from the device; invalid input is read again to say what is wrong.
     """
     live = logs > -torch.inf
     located = {"atoms": atoms} if times is None else {"atoms": atoms, "times": times[..., None]}
-    good = (live.any(-1) & (logs < torch.inf).all(-1)).all()
+    valid = (live.any(-1) & (logs < torch.inf).all(-1)).all()
     for points in located.values():
-        good = good & (points.isfinite().all(-1) | ~live).all()
-    if holds(good):
+        valid = valid & (points.isfinite().all(-1) | ~live).all()
+    if holds(valid):
         return
     if given is not None:
         check_mass(*given, logs)
@@ -192,28 +195,33 @@ def check_values(
             )
 
 
-def check_context(mu, x: Tensor, dims: tuple[int | None, int | None]) -> None:
-    """Raise unless queries `x` can meet the context `mu`; `dims` are those a map asks for."""
-    atoms, (asks, takes) = mu.atoms, dims
+def check_context(mu: Any, x: Tensor, dims: tuple[int | None, int | None]) -> None:
+    """Raise unless queries `x` fit the context `mu`.
+
+    `dims` are the dimensions of queries and of contexts that a map requires; None is any.
+    """
+    atoms, (query_dim, context_dim) = mu.atoms, dims
     if x is not atoms:
         check_floating("x", x, "(..., m, d)", 2)
         check_same("dtype", ("mu", atoms), ("x", x))
         check_same("device", ("mu", atoms), ("x", x))
         check_broadcast("context and queries", atoms.shape[:-2], x.shape[:-2])
-    if asks is None and takes is None and x.shape[-1] != atoms.shape[-1]:
+    if query_dim is None and context_dim is None and x.shape[-1] != atoms.shape[-1]:
         raise ValueError(
             f"Context and queries must share their space, got `mu` in R^{atoms.shape[-1]} and "
             f"`x` in R^{x.shape[-1]}."
         )
-    if takes is not None and atoms.shape[-1] != takes:
-        raise ValueError(f"This map takes contexts in R^{takes}, got `mu` in R^{atoms.shape[-1]}.")
-    if asks is not None and x.shape[-1] != asks:
+    if context_dim is not None and atoms.shape[-1] != context_dim:
+        raise ValueError(
+            f"This map takes contexts in R^{context_dim}, got `mu` in R^{atoms.shape[-1]}."
+        )
+    if query_dim is not None and x.shape[-1] != query_dim:
         if x is atoms:
             raise ValueError(
-                f"This map takes queries in R^{asks} to a context in R^{takes}, so it cannot push "
-                "the context itself. Push queries: `queries.push(gamma.at(mu))`."
+                f"This map takes queries in R^{query_dim} to a context in R^{context_dim}, so it "
+                "cannot push the context itself. Push queries: `queries.push(gamma.at(mu))`."
             )
-        raise ValueError(f"This map takes queries in R^{asks}, got `x` in R^{x.shape[-1]}.")
+        raise ValueError(f"This map takes queries in R^{query_dim}, got `x` in R^{x.shape[-1]}.")
 
 
 def check_broadcast(what: str, first: Sequence[int], second: Sequence[int]) -> None:
@@ -226,7 +234,7 @@ def check_broadcast(what: str, first: Sequence[int], second: Sequence[int]) -> N
 
 
 def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
-    """Raise unless the parameters live where the atoms do; autocast sorts dtypes out itself."""
+    """Raise unless parameters and atoms share device and dtype; autocast converts dtypes."""
     p = _first_parameter(module)
     if p is None or (p.dtype == atoms.dtype and p.device == atoms.device):
         return
@@ -242,7 +250,7 @@ def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
 
 
 def _first_parameter(module: torch.nn.Module) -> Tensor | None:
-    """As `next(module.parameters(), None)`, at a tenth of its time."""
+    """The first floating-point parameter or buffer; ten times as fast as `module.parameters()`."""
     for p in (*module._parameters.values(), *module._buffers.values()):
         if p is not None and p.is_floating_point():
             return p
@@ -252,7 +260,9 @@ def _first_parameter(module: torch.nn.Module) -> Tensor | None:
     return None
 
 
-def check_reduction(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times) -> None:
+def check_reduction(
+    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times: tuple[Tensor, Tensor] | None
+) -> None:
     """Raise unless the arguments of a reduction fit together."""
     named = {"q": (q, 2), "k": (k, 2), "bias": (bias, 1)}
     if v is not None:
@@ -283,7 +293,7 @@ def check_reduction(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times)
         _check_clock(times, q.shape[-2], n)
 
 
-def _check_clock(times, m: int, n: int) -> None:
+def _check_clock(times: tuple[Tensor, Tensor], m: int, n: int) -> None:
     if not (isinstance(times, tuple) and len(times) == 2):
         raise TypeError(
             f"`times` must be a pair (of queries, of atoms), got {type(times).__name__}."

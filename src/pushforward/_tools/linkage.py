@@ -1,4 +1,4 @@
-"""Which points belong together: single linkage, and sums over equal labels."""
+"""Single linkage: groups of points joined by short steps."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def label_points(points: Tensor, times: Tensor | None, tol: float) -> tuple[Tensor, Tensor]:
-    """A label for each point `(n, d)`, equal for points to be merged, and a member of each group.
+    """The group of each point `(n, d)`, and the first member of each group.
 
     Points joined by a chain of steps of length at most `tol` are merged, points at different times
     never. Labels follow the lexicographic order of the groups' first points.
@@ -25,21 +25,13 @@ def label_points(points: Tensor, times: Tensor | None, tol: float) -> tuple[Tens
     return label, first.scatter_reduce(0, label, members, "amin")
 
 
-def logsumexp_by_label(values: Tensor, label: Tensor, count: int) -> Tensor:
-    """Log-sum-exp of the values that share a label."""
-    top = values.detach().new_full((count,), -torch.inf)
-    top = top.scatter_reduce(0, label, values.detach(), "amax")
-    total = torch.zeros_like(top).index_add(0, label, (values - top[label]).exp())
-    return top + total.log()
-
-
 def single_linkage(points: np.ndarray, tol: float) -> np.ndarray:
     """Connected components of the graph of pairs within `tol`, numbered by their first member.
 
-    Points are sorted into cubic cells of diagonal `tol`. All points of a cell are near each other,
-    so cells are the nodes of the graph: a thousand points in one place are one node, not half a
-    million pairs. Two cells hold near points only if their first members are within three
-    diagonals of each other.
+    Points are sorted into cubic cells of diagonal `tol`. All points of a cell are within `tol` of
+    each other, so the nodes of the graph are cells: a thousand points in one cell are one node,
+    not half a million pairs. Two cells can contain points within `tol` of each other only if their
+    first members are within three diagonals.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -49,9 +41,9 @@ def single_linkage(points: np.ndarray, tol: float) -> np.ndarray:
     _, cell = np.unique(np.floor((points - points.min(0)) / side), axis=0, return_inverse=True)
     cell = cell.reshape(-1)
     members = np.split(np.argsort(cell, kind="stable"), np.cumsum(np.bincount(cell))[:-1])
-    heads = points[[group[0] for group in members]]
-    pairs = cKDTree(heads).query_pairs(3 * tol * (1 + 1e-9), output_type="ndarray")
-    near = np.linalg.norm(heads[pairs[:, 0]] - heads[pairs[:, 1]], axis=1) <= tol
+    firsts = points[[group[0] for group in members]]
+    pairs = cKDTree(firsts).query_pairs(3 * tol * (1 + 1e-9), output_type="ndarray")
+    near = np.linalg.norm(firsts[pairs[:, 0]] - firsts[pairs[:, 1]], axis=1) <= tol
 
     def components(links: np.ndarray) -> np.ndarray:
         graph = coo_array((np.ones(len(links)), links.T.astype(int)), shape=(len(members),) * 2)

@@ -1,4 +1,6 @@
-"""Results with a first derivative only: who asks for more gets an error, not a wrong number."""
+"""Results that can be differentiated once: a second derivative raises an error."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,14 +11,14 @@ class DifferentiableOnce(torch.autograd.Function):
     """The identity, with an error where its gradient would be differentiated again."""
 
     @staticmethod
-    def forward(ctx, value: Tensor, what: str) -> Tensor:
-        """Hand the value through; `what` names it in the error."""
+    def forward(ctx: Any, value: Tensor, what: str) -> Tensor:
+        """Return the value; `what` names it in the error."""
         ctx.what = what
         return value.clone()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        """Hand the gradient through, unless a graph of it is asked for."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient, unless a graph of it is being recorded."""
         refuse_second_derivative(ctx.what)
         return grad, None
 
@@ -26,7 +28,7 @@ def refuse_second_derivative(what: str, fix: str = "") -> None:
 
     Args:
         what: what is being differentiated, and why only once.
-        fix: what helps beside leaving `create_graph` out.
+        fix: what else helps, apart from leaving `create_graph` out.
     """
     if torch.is_grad_enabled():
         raise NotImplementedError(

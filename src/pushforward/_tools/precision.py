@@ -1,4 +1,8 @@
-"""What is computed in which dtype: log-weights and scores are never half precision."""
+"""Safe numbers: which dtype computes what, and logarithms of masses that may be zero.
+
+Log-weights and scores are never in half precision. The logarithm of 0 is minus infinity, without
+NaN in gradients.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,7 +10,7 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
-_AS_IT_IS = nullcontext()
+_UNCHANGED = nullcontext()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -20,16 +24,34 @@ def widen(x: Tensor) -> Tensor:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager:
-    """Keep autocast away: in half precision products would round weights and positions."""
+    """Switch autocast off: products in half precision would round weights and positions."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _UNCHANGED
 
 
 def align(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Bring all to the widest of their dtypes, and none to half precision."""
+    """All tensors in the widest of their dtypes, at least float32."""
     dtype = tensors[0].dtype
     if dtype not in HALF and all(t.dtype == dtype for t in tensors):
         return tensors
     for t in tensors:
         dtype = torch.promote_types(dtype, t.dtype)
     return tuple(t.to(wide(dtype)) for t in tensors)
+
+
+def safe_log(x: Tensor) -> Tensor:
+    r"""The logarithm with $\log0=-\infty$ and gradient 0 there, not NaN."""
+    zero = x == 0
+    return x.masked_fill(zero, 1).log().masked_fill(zero, -torch.inf)
+
+
+def safe_logsumexp(scores: Tensor) -> Tensor:
+    """Log-sum-exp over the last axis; minus infinity, without gradient, if all scores are."""
+    empty = (scores == -torch.inf).all(-1)
+    return scores.masked_fill(empty[..., None], 0).logsumexp(-1).masked_fill(empty, -torch.inf)
+
+
+def safe_softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis; zero, without gradient, if all scores are minus infinity."""
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)

@@ -1,4 +1,4 @@
-"""Work on the rows of a large matrix a tile at a time, in memory that does not grow with it."""
+"""Work on a large matrix one tile of rows at a time, in bounded memory."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Entries of a tile: what fits a processor's cache, or keeps a GPU busy."""
+"""Entries of a tile: fits the cache of a CPU, keeps a GPU busy."""
 
 
 def row_tiles(
@@ -27,9 +27,9 @@ def row_tiles(
 
 
 def over_tiles(part: Callable[[slice], Tensor], tiles: list[slice]) -> Iterator[Tensor]:
-    """What `part` makes of each tile; gradients form a tile again instead of keeping it.
+    """The value of `part` on each tile; `backward` recomputes tiles instead of storing them.
 
-    A single tile is kept: nothing would be saved.
+    A single tile is stored, because recomputing it would save nothing.
     """
     recompute = torch.is_grad_enabled() and len(tiles) > 1
     for tile in tiles:

@@ -1,6 +1,6 @@
-"""The shape glossary: every tensor in the library is one of these.
+"""The shapes of tensors that several chapters share.
 
-Axes are the same letters everywhere: `*b` batch, `h` heads, `n` atoms, `m` queries,
+Axes have the same letters everywhere: `*b` batch, `h` heads, `n` atoms or keys, `m` queries,
 `d` space, `k` features of an affinity, `e` values. `*#b` broadcasts.
 """
 
@@ -20,4 +20,7 @@ Queries = Float[Tensor, "*q m d"]
 """Points at which an in-context map is evaluated; their batch broadcasts with the context's."""
 
 Images = Float[Tensor, "*o m e"]
-"""What an in-context map makes of queries: one point for each, perhaps in another space."""
+"""Values of an in-context map: one point per query, perhaps in another space."""
+
+Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
+r"""Times of queries and of atoms: a query at time $t$ sees the atoms at times $s\le t$."""

@@ -1,21 +1,21 @@
-r"""Affinities $A(q,k)$: how much a query and a key have to do with each other.
+r"""Affinities $A(x,y)$: how strongly a query and a key are related."""
 
-Every affinity here is a biased dot product, $A(q,k)=s\,\langle q',k'\rangle+c(q)+c(k)$, with the
-same change of points $x\mapsto x'$ and shift $c$ on both sides, so that all of them run on the
-same two reductions.
-"""
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from .. import ops
-from .._tools.checks import check_number
+from .._tools.checks import check_broadcast, check_floating, check_number
 from .._tools.precision import widen
+from ..measures import Measure
 from ._points import Features, PointScores
+from ._scores import Scores
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,48 @@ class Slopes:
 
 
 class Affinity(ABC):
-    r"""A score $A(q,k)$ of a query and a key, as a biased dot product."""
+    r"""A way to compare two measures atom by atom: the scores $A_{ij}$ of their atoms.
+
+    To add one, write `scores`. Most affinities are one of those here with other arguments: a
+    `Matrix`, a function of `Pairs`, points `Encoded` before they are compared. What attention
+    takes, because it compares points that are no atoms too, is a `PointAffinity`.
+
+    Examples:
+        Scores that fall with the distance of the barycentres, too:
+
+        >>> class Together(pf.Affinity):
+        ...     def scores(self, mu, nu):
+        ...         shift = (mu.mean() - nu.mean()).norm()
+        ...         function = lambda x, y: -(x - y).abs().sum(-1) - shift
+        ...         return pf.affinities.TileScores.from_pairs(function, mu.atoms, nu.atoms)
+        >>> mu, nu = pf.Measure(torch.randn(5, 2)), pf.Measure(torch.randn(4, 2))
+        >>> pf.relate(mu, nu, affinity=Together())
+        Conditional(5 queries, 4 keys)
+    """
+
+    @abstractmethod
+    def scores(self, mu: Measure, nu: Measure) -> Scores:
+        r"""The scores of all pairs of atoms, without forming the matrix.
+
+        Args:
+            mu: the measure of the queries.
+            nu: the measure of the keys. Batches of measures come first in the batch of the scores,
+                heads after them.
+        """
+
+
+class PointAffinity(Affinity, ABC):
+    r"""An affinity that is a biased dot product, $A(q,k)=s\,\langle q',k'\rangle+c(q)+c(k)$.
+
+    The change of points $x\mapsto x'$ and the offset $c$ are the same for queries and keys, so
+    that all of these affinities run on the same two reductions, in memory linear in the points. To
+    add one, write `unit`, `factor`, `origin` and `features`.
+    """
 
     @property
+    @abstractmethod
     def unit(self) -> float:
-        r"""What a unit of score costs, so that the cost is $c=-\text{unit}\cdot A$."""
-        return 1.0
+        r"""The cost of one unit of score: a pair costs $c=-\text{unit}\cdot A$."""
 
     @abstractmethod
     def factor(self, width: int) -> float:
@@ -49,7 +85,7 @@ class Affinity(ABC):
 
     @abstractmethod
     def origin(self, k: Tensor, log_weights: Tensor) -> Tensor | None:
-        """A point the context chooses to measure from, for accuracy; never changes the score."""
+        """A point that the keys choose to measure from, for accuracy; never changes the scores."""
 
     @abstractmethod
     def features(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Features:
@@ -71,46 +107,56 @@ class Affinity(ABC):
         self, queries: Features, keys: Features, impl: ops.Impl | None = None,
         times: ops.Clock | None = None,
     ) -> PointScores:  # fmt: skip
-        """The scores of two placed clouds."""
+        """The scores of two clouds, given by their features."""
         scale = self.factor(keys.points.shape[-1])
         return PointScores(queries, keys, scale, self.unit, impl, times)
 
+    def scores(self, mu: Measure, nu: Measure) -> PointScores:
+        return encoded_scores(self, mu.atoms, nu.atoms, mu, nu)
+
 
 @dataclass(frozen=True)
-class Dot(Affinity):
+class Dot(PointAffinity):
     r"""The scaled dot product $A(q,k)=s\,\langle q,k\rangle$.
 
     Args:
         scale: $s$; by default $1/\sqrt k$ for keys in $\mathbb R^k$.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[1.0], [2.0]]))
+        >>> pf.Dot(0.5).scores(mu, mu).matrix()
+        tensor([[0.5000, 1.0000],
+                [1.0000, 2.0000]])
     """
 
     scale: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.scale is not None:
             fix = "A learned scale multiplies the queries."
             check_number("scale", self.scale, least=-math.inf, fix=fix)
 
-    def factor(self, width):
-        r"""$s$."""
+    @property
+    def unit(self) -> float:
+        return 1.0
+
+    def factor(self, width: int) -> float:
         return 1 / math.sqrt(width) if self.scale is None else self.scale
 
-    def slopes(self, q, k, cross, width, radius):
+    def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
         r"""$b=|s|\,\|Q^\top K\|$, $bR$ and $bR^2$."""
         b = abs(self.factor(width)) * cross
         return Slopes(b, b * radius, b * radius, b * radius**2)
 
-    def origin(self, k, log_weights):
-        """The origin is part of a dot product."""
-        return None
+    def origin(self, k: Tensor, log_weights: Tensor) -> None:
+        return None  # a dot product depends on the origin
 
-    def features(self, x, origin):
-        """Points stay as they are."""
+    def features(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Features:
         return Features(x, None)
 
 
 @dataclass(frozen=True)
-class SquaredDistance(Affinity):
+class SquaredDistance(PointAffinity):
     r"""The squared distance $A(q,k)=-|q-k|^2/\varepsilon$ ("L2 attention").
 
     The same $\varepsilon$ as in `sinkhorn_divergence`. Points are measured from the barycentre of
@@ -121,43 +167,84 @@ class SquaredDistance(Affinity):
 
     Args:
         eps: $\varepsilon>0$.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[1.0], [3.0]]))
+        >>> pf.SquaredDistance(2.0).scores(mu, mu).matrix()
+        tensor([[ 0., -2.],
+                [-2.,  0.]])
     """
 
     eps: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_number("eps", self.eps, fix="A learned temperature divides the points by its root.")
 
     @property
-    def unit(self):
-        r"""$\varepsilon$."""
+    def unit(self) -> float:
         return self.eps
 
-    def factor(self, width):
-        r"""$2/\varepsilon$."""
+    def factor(self, width: int) -> float:
         return 2 / self.eps
 
-    def slopes(self, q, k, cross, width, radius):
+    def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
         r"""$\partial_y|Qx-Ky|^2=2K^\top(Ky-Qx)$, and so on."""
         far, c = (q + k) * radius, 2 / self.eps
         return Slopes(c * cross, c * q * far, c * k * far, far**2 / self.eps)
 
-    def origin(self, k, log_weights):
+    def origin(self, k: Tensor, log_weights: Tensor) -> Tensor:
         """The barycentre of the keys."""
         return (log_weights.softmax(-1)[..., None] * widen(k)).sum(-2, keepdim=True).detach()
 
-    def features(self, x, origin):
+    def features(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Features:
         r"""$x-o$ and $-|x-o|^2/\varepsilon$."""
-        x = widen(x) - origin
+        x = widen(x) if origin is None else widen(x) - origin
         return Features(x, -x.square().sum(-1) / self.eps)
 
 
 def scores(
-    affinity: Affinity,
+    affinity: PointAffinity,
     q: Float[Tensor, "*#b m k"],
     k: Float[Tensor, "*#b n k"],
     log_weights: Float[Tensor, "*#b n"],
 ) -> PointScores:
-    """Score every point of `q` against every point of `k`, without forming the matrix."""
+    """The scores of every point of `q` with every point of `k`, without forming the matrix."""
     origin = affinity.origin(k, log_weights)
     return affinity.between(affinity.features(q, origin), affinity.features(k, origin))
+
+
+def encoded_scores(
+    affinity: PointAffinity, q: Tensor, k: Tensor, mu: Measure, nu: Measure
+) -> PointScores:
+    """The scores of queries and keys that are given for every atom of two measures.
+
+    Args:
+        affinity: how they are compared.
+        q: one row per atom of `mu`, heads after the batch of the measure.
+        k: one row per atom of `nu`.
+        mu: the measure of the queries.
+        nu: the measure of the keys.
+    """
+    q, k = _zero_without_mass("q", q, mu), _zero_without_mass("k", k, nu)
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
+            f"k {tuple(k.shape)}."
+        )
+    heads = max(0, k.ndim - 2 - len(nu.batch_shape))
+    log_b = nu.log_weights.reshape(*nu.batch_shape, *(1,) * heads, nu.n)
+    return scores(affinity, q, k, log_b)
+
+
+def _zero_without_mass(name: str, q: Tensor, mu: Measure) -> Tensor:
+    """Points of queries or keys, zero where there is no mass: padding may be NaN."""
+    check_floating(name, q, "(..., n, k)", 2)
+    if q.shape[-2] != mu.n:
+        raise ValueError(
+            f"`{name}` must have one row per atom, here (..., {mu.n}, k), got {tuple(q.shape)}."
+        )
+    heads = max(0, q.ndim - 2 - len(mu.batch_shape))
+    empty = (mu.log_weights == -torch.inf).reshape(*mu.batch_shape, *(1,) * heads, mu.n)
+    check_broadcast(f"`{name}` and its measure", q.shape[:-2], empty.shape[:-1])
+    q = q.expand(*torch.broadcast_shapes(q.shape[:-2], empty.shape[:-1]), *q.shape[-2:])
+    return q.masked_fill(empty[..., None], 0)

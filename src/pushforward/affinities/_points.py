@@ -1,46 +1,52 @@
-"""Points with a dot product, which stream through the two reductions."""
+"""Points with a dot product, whose scores stream through the two reductions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .. import ops
 from .._tools.precision import full_precision, wide
-from ._scores import Scores, linear_by_rows
+from ._scores import Rows, Scores, linear_by_rows
+from ._tiles import TileScores
 
 
 class Features(NamedTuple):
-    """Points as an affinity wants them."""
+    r"""$x'$ and $c(x)$ of an affinity $A(q,k)=s\langle q',k'\rangle+c(q)+c(k)$."""
 
     points: Tensor
+    r"""$x'$, `(*b, n, k)`."""
     offset: Tensor | None
-    """What a point adds to all its scores, None for zero."""
+    r"""$c(x)$, `(*b, n)`: what a point adds to all its scores, None for zero."""
 
     def to(self, dtype: torch.dtype) -> Features:
-        """In another dtype."""
+        """The same features in another dtype."""
         return Features(
             self.points.to(dtype), None if self.offset is None else self.offset.to(dtype)
         )
 
+    def detach(self) -> Features:
+        """The same features without gradients."""
+        return Features(
+            self.points.detach(), None if self.offset is None else self.offset.detach()
+        )
+
     def scaled(self, factor: float) -> Features:
-        """The same points, their offset multiplied."""
+        """The same points, their offsets multiplied."""
         return self if self.offset is None else Features(self.points, factor * self.offset)
 
     def pick(self, index: Tensor) -> Features:
-        """Some of the points: `index` is `(*b, s)`, another choice in each batch."""
+        """Some of the points: `index` is `(*b, s)`, another choice in each batch element."""
         batch = torch.broadcast_shapes(index.shape[:-1], self.points.shape[:-2])
         index = index.expand(*batch, index.shape[-1])
-        wide = index[..., None].expand(*index.shape, self.points.shape[-1])
-        points = self.points.expand(*batch, *self.points.shape[-2:]).gather(-2, wide)
-        if self.offset is None:
-            return Features(points, None)
-        return Features(
-            points, self.offset.expand(*batch, self.offset.shape[-1]).gather(-1, index)
-        )
+        each = index[..., None].expand(*index.shape, self.points.shape[-1])
+        points = self.points.expand(*batch, *self.points.shape[-2:]).gather(-2, each)
+        return Features(points, None if self.offset is None else _picked(self.offset, index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +54,10 @@ class PointScores(Scores):
     r"""A biased dot product $A_{ij}=s\langle q_i,k_j\rangle+c_i+c_j$, on the two reductions.
 
     Args:
-        queries: the query side, placed.
-        keys: the key side, placed.
+        queries: features of the queries.
+        keys: features of the keys.
         scale: $s$.
-        unit: what a unit of score costs.
+        unit: the cost of one unit of score.
         impl: implementation of the reductions, None to choose by size.
         times: of queries and keys: pairs whose key is later than its query are forbidden.
     """
@@ -64,45 +70,59 @@ class PointScores(Scores):
     times: ops.Clock | None = None
 
     @property
-    def shape(self):
-        """`(*b, m, n)`."""
+    def shape(self) -> torch.Size:
         q, k = self.queries.points, self.keys.points
         batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
         return torch.Size((*batch, q.shape[-2], k.shape[-2]))
 
     @property
-    def dtype(self):
-        """Never half precision."""
+    def dtype(self) -> torch.dtype:
         return wide(self.keys.points.dtype)
 
     @property
-    def device(self):
-        """Of the keys."""
+    def device(self) -> torch.device:
         return self.keys.points.device
 
     @property
-    def T(self):
-        """Keys ask, and see the queries that could see them."""
+    def T(self) -> PointScores:
+        # A key sees the queries that may see it: those of later times, hence the signs.
         times = None if self.times is None else (-self.times[1], -self.times[0])
-        return PointScores(self.keys, self.queries, self.scale, self.unit, self.impl, times)
+        return replace(self, queries=self.keys, keys=self.queries, times=times)
 
-    def over_keys(self, bias):
-        """One reduction."""
+    @property
+    def forbidden(self) -> None:
+        return None
+
+    @property
+    def self_scores(self) -> bool:
+        if self.times is not None:
+            return False
+        equal = lambda x, y: x is y or (x is not None and y is not None and torch.equal(x, y))
+        return all(map(equal, self.queries, self.keys))
+
+    @property
+    def row_size(self) -> int:
+        *batch, _, n = self.shape
+        return prod(batch) * n
+
+    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
         result = ops.log_integral(
             self.queries.points, self.keys.points, _plus(bias, self.keys.offset),
             scale=self.scale, times=self.times, impl=self.impl, guard=False,
         )  # fmt: skip
         return _plus(result, self.queries.offset)
 
-    def average(self, v, bias):
-        """One reduction; the queries' offset cancels."""
+    def average(
+        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
+    ) -> Float[Tensor, "*o m e"]:
+        # The offset of a query multiplies all its weights and cancels.
         return ops.average(
             self.queries.points, self.keys.points, v, _plus(bias, self.keys.offset),
             scale=self.scale, times=self.times, impl=self.impl, guard=False,
         )  # fmt: skip
 
-    def mean(self, bias):
-        r"""$s\langle q_i,\bar k_i\rangle+c_i+\bar c_i$ with the averages of keys and shifts."""
+    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+        r"""$s\langle q_i,\bar k_i\rangle+c_i+\bar c_i$ with the averages of keys and offsets."""
         dtype = self.dtype
         k = self.keys.points.to(dtype)
         parts = [k] if self.keys.offset is None else [k, self.keys.offset.to(dtype)[..., None]]
@@ -111,12 +131,10 @@ class PointScores(Scores):
         result = self.scale * (self.queries.points.to(dtype) * key).sum(-1) + rest.sum(-1)
         return _plus(result, self.queries.offset)
 
-    def cost(self, bias):
-        """The mean score, in units of cost."""
-        return -self.unit * self.mean(bias)
-
-    def linear(self, v, weights):
-        r"""$s\,q_i^\top(\sum_jw_jk_jv_j^\top)$ and the shifts, linear in the numbers of points."""
+    def linear(
+        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
+    ) -> Float[Tensor, "*o m e"]:
+        r"""$s\,q_i^\top(\sum_jw_jk_jv_j^\top)$ and the offsets: linear in the number of points."""
         if self.times is not None:
             return linear_by_rows(self, v, weights)
         q, k = self.queries.points.to(self.dtype), self.keys.points.to(self.dtype)
@@ -128,8 +146,7 @@ class PointScores(Scores):
             result = result + (self.keys.offset[..., None] * v).sum(-2, keepdim=True)
         return result
 
-    def tile(self, rows):
-        """A product of points."""
+    def tile(self, rows: Rows) -> Float[Tensor, "*b r n"]:
         q = self.queries.points[..., rows, :].to(self.dtype)
         with full_precision(q):
             scores = (self.scale * q) @ self.keys.points.to(self.dtype).mT
@@ -138,56 +155,57 @@ class PointScores(Scores):
             scores = scores.add_(self.keys.offset[..., None, :])
         if self.times is None:
             return scores
-        asked, told = self.times
-        late = told[..., None, :] > asked[..., rows, None]
+        of_queries, of_keys = self.times
+        late = of_keys[..., None, :] > of_queries[..., rows, None]
         return scores.masked_fill(late, -torch.inf)
 
-    def scaled(self, factor):
-        """Scale and shifts multiplied."""
-        return PointScores(
-            self.queries.scaled(factor), self.keys.scaled(factor),
-            factor * self.scale, self.unit / factor, self.impl, self.times,
+    def scaled(self, factor: float) -> PointScores:
+        return replace(
+            self, queries=self.queries.scaled(factor), keys=self.keys.scaled(factor),
+            scale=factor * self.scale, unit=self.unit / factor,
         )  # fmt: skip
 
-    def to(self, dtype):
-        """Points and shifts in another dtype."""
-        return PointScores(
-            self.queries.to(dtype), self.keys.to(dtype),
-            self.scale, self.unit, self.impl, self.times,
-        )  # fmt: skip
+    def to(self, dtype: torch.dtype) -> PointScores:
+        return replace(self, queries=self.queries.to(dtype), keys=self.keys.to(dtype))
 
-    def detach(self):
-        """Points and shifts detached."""
-        free = lambda p: Features(
-            p.points.detach(), None if p.offset is None else p.offset.detach()
-        )
-        return PointScores(
-            free(self.queries), free(self.keys), self.scale, self.unit, self.impl, self.times
-        )
+    def detach(self) -> PointScores:
+        return replace(self, queries=self.queries.detach(), keys=self.keys.detach())
 
-    def size(self):
-        r"""$s\max|q|\max|k|+\max|c|+\max|c|$."""
+    def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
+        return TileScores.from_matrix(self.matrix(), self.unit).forbidding(forbidden)
+
+    def size(self) -> Tensor:
+        r"""$|s|\max|q|\max|k|+\max|c(q)|+\max|c(k)|$."""
         longest = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
         offset = lambda p: 0 if p.offset is None else p.offset.detach().abs().amax()
         dots = abs(self.scale) * longest(self.queries) * longest(self.keys)
         return dots + offset(self.queries) + offset(self.keys)
 
-    def at(self, index):
-        """Points, shifts and times of some elements."""
+    def at(self, index: Any) -> PointScores:
         batch = self.shape[:-2]
         some = lambda t, axes: t.expand(*batch, *t.shape[-axes:])[index]
-        place = lambda p: Features(
+        features = lambda p: Features(
             some(p.points, 2), None if p.offset is None else some(p.offset, 1)
         )
         times = None if self.times is None else (some(self.times[0], 1), some(self.times[1], 1))
-        return replace(self, queries=place(self.queries), keys=place(self.keys), times=times)
+        return replace(self, queries=features(self.queries), keys=features(self.keys), times=times)
 
     def pick(self, queries: Tensor, keys: Tensor) -> PointScores:
-        """Between some of the points, each `(*b, s)`."""
-        return PointScores(
-            self.queries.pick(queries), self.keys.pick(keys), self.scale, self.unit, self.impl
+        """The scores between some of the queries and some of the keys, each `(*b, s)`."""
+        times = self.times
+        if times is not None:
+            times = (_picked(times[0], queries), _picked(times[1], keys))
+        return replace(
+            self, queries=self.queries.pick(queries), keys=self.keys.pick(keys), times=times
         )
 
 
 def _plus(bias: Tensor, offset: Tensor | None) -> Tensor:
     return bias if offset is None else bias + offset
+
+
+def _picked(x: Tensor, index: Tensor) -> Tensor:
+    """Some numbers `(*b, s)` of `(*b, n)`, the batches broadcast."""
+    batch = torch.broadcast_shapes(index.shape[:-1], x.shape[:-1])
+    index = index.expand(*batch, index.shape[-1])
+    return x.expand(*batch, x.shape[-1]).gather(-1, index)

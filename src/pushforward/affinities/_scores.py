@@ -1,120 +1,147 @@
-"""What integrates over either side of a pair of clouds."""
+r"""Scores $A_{ij}$ of queries and keys, and what can be integrated against $e^{A_{ij}}$."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import prod
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .._tools.precision import safe_softmax
 from .._tools.tiles import over_tiles, row_tiles
+
+Rows = slice | Tensor
+"""A slice of the rows of a matrix, or their indices."""
 
 
 class Kernel(ABC):
-    r"""What Sinkhorn needs of $e^{A_{ij}}$: to integrate over either side."""
+    r"""What Sinkhorn needs of $e^{A_{ij}}$: integrals over the keys and over the queries."""
 
     @property
     @abstractmethod
     def T(self) -> Kernel:
-        """Keys as queries."""
+        """The transpose: keys and queries exchanged."""
 
     @abstractmethod
     def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
-        r"""$\log\sum_je^{A_{ij}+b_j}$, a function of the queries."""
+        r"""$\log\sum_je^{A_{ij}+b_j}$, one number per query."""
 
     @abstractmethod
     def average(
         self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
     ) -> Float[Tensor, "*o m e"]:
-        r"""The mean of $v_j$ with weights $e^{A_{ij}+b_j}$."""
+        r"""The mean of $v_j$ with weights $e^{A_{ij}+b_j}$; 0 for a query without allowed keys."""
 
     def over_queries(self, bias: Float[Tensor, "*#b m"]) -> Float[Tensor, "*o n"]:
-        r"""$\log\sum_ie^{A_{ij}+b_i}$, a function of the keys."""
+        r"""$\log\sum_ie^{A_{ij}+b_i}$, one number per key."""
         return self.T.over_keys(bias)
 
 
 class Scores(Kernel, ABC):
     r"""The scores $A_{ij}$ of queries $i$ and keys $j$, minus infinity where a pair is forbidden.
 
-    Leading axes are a batch. No method but `matrix` forms all pairs at once.
+    Leading axes are a batch. Only `matrix` forms all pairs at once; everything else works on a
+    tile of rows, or on the points behind the scores.
+
+    To add scores of your own, first see whether `TileScores` can hold them: it needs no more than
+    a matrix, a function of pairs of points, or a function of other scores. A new subclass is worth
+    its abstract methods only where integrals can be computed without forming tiles, as
+    `PointScores` does.
     """
 
     unit: float
-    r"""What a unit of score costs, the $\varepsilon$ in $c=-\varepsilon A$."""
+    r"""The cost of one unit of score: $\varepsilon$ in $c=-\varepsilon A$."""
 
     @property
     @abstractmethod
     def shape(self) -> torch.Size:
-        """`(*b, m, n)`."""
+        """`(*b, m, n)`: batch, queries, keys."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """What scores are computed in."""
+        """The dtype in which scores are computed, never half precision."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where they are computed."""
+        """The device on which scores are computed."""
 
     @property
     @abstractmethod
     def T(self) -> Scores:
-        """Keys as queries."""
+        """The transpose: keys and queries exchanged."""
+
+    @property
+    @abstractmethod
+    def forbidden(self) -> Bool[Tensor, "*b m n"] | None:
+        """The forbidden pairs, if all scores are in memory and can be looked at; else None."""
+
+    @property
+    @abstractmethod
+    def self_scores(self) -> bool:
+        """Whether queries and keys are known to be the same points, so that scores are symmetric.
+
+        Comparing points waits for the device.
+        """
+
+    @property
+    @abstractmethod
+    def row_size(self) -> int:
+        """Entries formed for one row, the whole batch included."""
 
     @abstractmethod
     def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
         r"""The mean of $A_{ij}$ itself with weights $e^{A_{ij}+b_j}$."""
 
     @abstractmethod
-    def cost(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
-        r"""The mean of the cost $c_{ij}$ with weights $e^{A_{ij}+b_j}$."""
-
-    @abstractmethod
     def linear(
         self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
     ) -> Float[Tensor, "*o m e"]:
-        r"""$\sum_jA_{ij}w_jv_j$: scores themselves as a density."""
+        r"""$\sum_jA_{ij}w_jv_j$ over the allowed pairs: the scores themselves as a density."""
 
     @abstractmethod
-    def tile(self, rows: slice | Tensor) -> Float[Tensor, "*b r n"]:
-        """Some rows of the matrix; an index must not be batched."""
+    def tile(self, rows: Rows) -> Float[Tensor, "*b r n"]:
+        """Some rows of the matrix, the same ones in every element of the batch."""
 
     @abstractmethod
     def scaled(self, factor: float) -> Scores:
-        """All scores multiplied by a positive number."""
+        """All scores multiplied by a positive number, at the same costs."""
 
     @abstractmethod
     def to(self, dtype: torch.dtype) -> Scores:
-        """Computed in another dtype."""
+        """The same scores, computed in another dtype."""
 
     @abstractmethod
     def detach(self) -> Scores:
-        """Without gradients."""
+        """The same scores without gradients."""
 
     @abstractmethod
-    def at(self, index) -> Scores:
-        """Some elements of the batch."""
+    def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> Scores:
+        """The same scores without some pairs; all of them are in memory from then on."""
+
+    @abstractmethod
+    def at(self, index: Any) -> Scores:
+        """Some elements of the batch, by an index of the batch axes."""
 
     @abstractmethod
     def size(self) -> Tensor:
-        """A bound on the finite scores, one number for the whole batch; NaN if there is one."""
+        """A bound on the finite scores, one number for the whole batch; NaN if a score is NaN."""
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         """All scores."""
         return self.tile(slice(None))
 
     def cuts(self) -> list[slice]:
-        """Slices of the rows, a tile of scores each."""
-        *batch, m, n = self.shape
-        return row_tiles(m, prod(batch) * n, self.device)
+        """Slices that cover the rows, one tile each."""
+        return row_tiles(self.shape[-2], self.row_size, self.device)
 
 
 def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:
-    """Concatenate what `part` makes of slices of the rows; gradients make each again."""
+    """Concatenate what `part` makes of slices of the rows; gradients form each tile again."""
     parts = list(over_tiles(part, scores.cuts()))
     if len(parts) == 1:
         return parts[0]
@@ -122,11 +149,22 @@ def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:
 
 
 def linear_by_rows(scores: Scores, v: Tensor, weights: Tensor) -> Tensor:
-    """The integral of `linear` tile by tile, without the forbidden pairs."""
+    """`Scores.linear` tile by tile, without the forbidden pairs."""
     v = weights[..., None].to(scores.dtype) * v.to(scores.dtype)
 
-    def part(rows):
+    def part(rows: slice) -> Tensor:
         tile = scores.tile(rows)
         return tile.masked_fill(tile == -torch.inf, 0) @ v
+
+    return by_rows(scores, part)
+
+
+def mean_of(others: Scores, scores: Scores, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*b m"]:
+    r"""The mean of other scores $B_{ij}$ with weights $e^{A_{ij}+b_j}$, tile by tile."""
+    bias = bias[..., None, :]
+
+    def part(rows: slice) -> Tensor:
+        tile, other = scores.tile(rows), others.tile(rows)
+        return (safe_softmax(tile + bias) * other.masked_fill(other.isinf(), 0)).sum(-1)
 
     return by_rows(scores, part)

@@ -2,339 +2,255 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.logs import safe_logsumexp, safe_softmax
-from .._tools.precision import wide
-from ._scores import Scores, by_rows, linear_by_rows
+from .._tools.precision import safe_logsumexp, safe_softmax, wide
+from ._scores import Rows, Scores, by_rows, linear_by_rows
+
+Tiles = Callable[[Rows], Tensor]
+"""A function of rows of a matrix, as a slice or as indices, that forms them."""
+
+PairFunction = Callable[[Tensor, Tensor], Tensor]
+"""A function of points `(..., m, 1, d)` and `(..., 1, n, d)` with values `(..., m, n)`."""
 
 
-class TileScores(Scores, ABC):
-    """Scores that come tile by tile; their gradients form each tile again."""
+class Layout(NamedTuple):
+    """Where scores are and what they look like."""
 
-    def over_keys(self, bias):
-        """Row by row."""
+    shape: torch.Size
+    """`(*b, m, n)`."""
+    dtype: torch.dtype
+    device: torch.device
+    batch: int
+    """Elements of the batch that are formed together; more than the batch of `shape` where only
+    some of them are kept."""
+
+    @classmethod
+    def like(cls, shape: tuple[int, ...], tensor: Tensor) -> Layout:
+        """The layout of scores computed from a tensor, in its dtype but never half precision."""
+        return cls(torch.Size(shape), wide(tensor.dtype), tensor.device, prod(shape[:-2]))
+
+    @property
+    def T(self) -> Layout:
+        """The layout of the transpose."""
+        *batch, m, n = self.shape
+        return self._replace(shape=torch.Size((*batch, n, m)))
+
+
+@dataclass(frozen=True, eq=False)
+class TileScores(Scores):
+    """Scores that are formed a tile of rows at a time; their gradients form each tile again.
+
+    Made by `from_matrix`, `from_pairs` or `mapped`. Everything is lazy: a change of scale, dtype
+    or batch is applied to the tiles as they come.
+
+    Args:
+        rows: forms rows of the matrix, `(*b, r, n)`.
+        columns: forms columns of the matrix, as rows of its transpose, `(*b, c, m)`.
+        layout: shape, dtype and device.
+        unit: the cost of one unit of score.
+        in_memory: whether the tiles are views of a matrix.
+
+    Examples:
+        >>> x, y = torch.zeros(3, 1), torch.tensor([[1.0], [2.0]])
+        >>> TileScores = pf.affinities.TileScores
+        >>> scores = TileScores.from_pairs(lambda x, y: -(x - y).abs().sum(-1), x, y)
+        >>> scores.tile(slice(0, 1))
+        tensor([[-1., -2.]])
+    """
+
+    rows: Tiles
+    columns: Tiles
+    layout: Layout
+    unit: float = 1.0
+    in_memory: bool = False
+
+    @classmethod
+    def from_matrix(cls, values: Float[Tensor, "*b m n"], unit: float = 1.0) -> TileScores:
+        """A matrix of scores, minus infinity where a pair is forbidden."""
+        rows = lambda index: values[..., index, :]
+        columns = lambda index: values.mT[..., index, :]
+        return cls(rows, columns, Layout.like(values.shape, values), unit, in_memory=True)
+
+    @classmethod
+    def from_pairs(
+        cls, function: PairFunction, x: Float[Tensor, "*#b m d"], y: Float[Tensor, "*#b n e"]
+    ) -> TileScores:
+        """A function of pairs of points, called with points that broadcast.
+
+        It is called with the points as they are, whatever the dtype of its parameters.
+
+        Args:
+            function: of points `(..., m, 1, d)` and `(..., 1, n, d)`, with values `(..., m, n)`.
+            x: the points of the queries.
+            y: the points of the keys.
+        """
+        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        call = lambda i, j: _called(function, x[..., i, None, :], y[..., None, j, :], batch)
+        rows = lambda index: call(index, slice(None))
+        columns = lambda index: call(slice(None), index).mT
+        return cls(rows, columns, Layout.like((*batch, x.shape[-2], y.shape[-2]), x))
+
+    @classmethod
+    def mapped(cls, scores: Scores, function: Callable[[Tensor], Tensor]) -> TileScores:
+        """A function of other scores, entry by entry, given a tile of them."""
+        return cls._between(scores, lambda tile, rows: function(tile), lambda t, c: function(t))
+
+    @classmethod
+    def highest(cls, scores: Scores, allowed: Bool[Tensor, "*#b n"]) -> TileScores:
+        """0 where a query's score is highest, minus infinity elsewhere, without gradient.
+
+        Scores that differ by the rounding of their products alone count as equal.
+
+        Args:
+            scores: the other scores.
+            allowed: the keys among which the highest score is looked for.
+        """
+        scores, least = scores.detach(), []
+        with torch.no_grad():
+            for rows in scores.cuts():
+                tile = scores.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
+                size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
+                least.append(tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size)
+        bound = torch.cat(least, -1)
+
+        def select(tile: Tensor, bound: Tensor) -> Tensor:
+            low = (tile < bound) | (tile == -torch.inf)
+            return torch.zeros_like(tile).masked_fill(low, -torch.inf)
+
+        return cls._between(
+            scores,
+            lambda tile, rows: select(tile, bound[..., rows, None]),
+            lambda tile, columns: select(tile, bound[..., None, :]),
+        )
+
+    @classmethod
+    def _between(
+        cls,
+        scores: Scores,
+        of_rows: Callable[[Tensor, Rows], Tensor],
+        of_columns: Callable[[Tensor, Rows], Tensor],
+    ) -> TileScores:
+        """Functions of the tiles of other scores, of rows and of columns."""
+        layout = Layout(scores.shape, scores.dtype, scores.device, prod(scores.shape[:-2]))
+        rows = lambda index: of_rows(scores.tile(index), index)
+        columns = lambda index: of_columns(scores.T.tile(index), index)
+        return cls(rows, columns, layout, scores.unit)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layout.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.layout.device
+
+    @property
+    def T(self) -> TileScores:
+        return replace(self, rows=self.columns, columns=self.rows, layout=self.layout.T)
+
+    @property
+    def forbidden(self) -> Bool[Tensor, "*b m n"] | None:
+        return self.matrix() == -torch.inf if self.in_memory else None
+
+    @property
+    def self_scores(self) -> bool:
+        return False
+
+    @property
+    def row_size(self) -> int:
+        return self.layout.batch * self.shape[-1]
+
+    def tile(self, rows: Rows) -> Float[Tensor, "*b r n"]:
+        return self.rows(rows).to(self.dtype)
+
+    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
         bias = bias[..., None, :]
         return by_rows(self, lambda rows: safe_logsumexp(self.tile(rows) + bias))
 
-    def average(self, v, bias):
-        """Row by row; 0 where nothing is seen."""
+    def average(
+        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
+    ) -> Float[Tensor, "*o m e"]:
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
         means = by_rows(self, lambda rows: safe_softmax(self.tile(rows) + bias) @ v.to(self.dtype))
         return means.to(v.dtype)
 
-    def mean(self, bias):
-        """Row by row, without the forbidden pairs."""
-        return self._mean_of(self.tile, bias)
-
-    def cost(self, bias):
-        """Row by row, without the forbidden pairs."""
-        return self._mean_of(self.cost_tile, bias)
-
-    @abstractmethod
-    def cost_tile(self, rows: slice | Tensor) -> Float[Tensor, "*b r n"]:
-        """Some rows of the costs."""
-
-    def _mean_of(self, tile: Callable[[slice], Tensor], bias: Tensor) -> Tensor:
+    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
         bias = bias[..., None, :]
 
-        def part(rows):
-            scores, what = self.tile(rows), tile(rows)
-            finite = what.masked_fill(what.isinf(), 0)
-            return (safe_softmax(scores + bias) * finite).sum(-1)
+        def part(rows: slice) -> Tensor:
+            tile = self.tile(rows)
+            finite = tile.masked_fill(tile.isinf(), 0)
+            return (safe_softmax(tile + bias) * finite).sum(-1)
 
         return by_rows(self, part)
 
-    def linear(self, v, weights):
-        """Row by row."""
+    def linear(
+        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
+    ) -> Float[Tensor, "*o m e"]:
         return linear_by_rows(self, v, weights)
 
-    def size(self):
-        """Found by looking at all."""
+    def size(self) -> Tensor:
         with torch.no_grad():
             tiles = (self.tile(rows) for rows in self.cuts())
             return torch.stack(
                 [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
             ).amax()
 
+    def scaled(self, factor: float) -> TileScores:
+        return replace(self._changed(lambda tile: factor * tile), unit=self.unit / factor)
 
-@dataclass(frozen=True, eq=False)
-class DenseScores(TileScores):
-    """A matrix of scores, minus infinity where a pair is forbidden.
+    def to(self, dtype: torch.dtype) -> TileScores:
+        # Tiles are converted last, in `tile`: a function with better values than its points have
+        # keeps them.
+        return replace(self, layout=self.layout._replace(dtype=dtype))
 
-    Args:
-        values: `(*b, m, n)`.
-        unit: what a unit of score costs.
-        costs: what pairs cost, if scores do not say it.
-    """
+    def detach(self) -> TileScores:
+        return self._changed(Tensor.detach)
 
-    values: Float[Tensor, "*b m n"]
-    unit: float = 1.0
-    costs: Float[Tensor, "*#b m n"] | None = None
+    def at(self, index: Any) -> TileScores:
+        """Some elements of the batch, picked from every tile: a function knows the whole batch."""
+        batch = torch.empty((), device=self.device).expand(self.shape[:-2])[index].shape
+        layout = self.layout._replace(shape=torch.Size((*batch, *self.shape[-2:])))
+        return replace(self._changed(lambda tile: tile[index]), layout=layout)
 
-    @property
-    def shape(self):
-        """Of the matrix."""
-        return self.values.shape
+    def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
+        if not self.in_memory:
+            return TileScores.from_matrix(self.matrix(), self.unit).forbidding(forbidden)
+        fill = lambda tile, mask: tile.masked_fill(mask, -torch.inf)
+        rows = lambda index: fill(self.rows(index), forbidden[..., index, :])
+        columns = lambda index: fill(self.columns(index), forbidden.mT[..., index, :])
+        shape = torch.broadcast_shapes(self.shape, forbidden.shape)
+        layout = self.layout._replace(shape=shape, batch=prod(shape[:-2]))
+        return replace(self, rows=rows, columns=columns, layout=layout)
 
-    @property
-    def dtype(self):
-        """Never half precision."""
-        return wide(self.values.dtype)
-
-    @property
-    def device(self):
-        """Of the matrix."""
-        return self.values.device
-
-    @property
-    def T(self):
-        """Transposed."""
-        costs = None if self.costs is None else self.costs.mT
-        return DenseScores(self.values.mT, self.unit, costs)
-
-    def tile(self, rows):
-        """Look it up."""
-        return self.values[..., rows, :].to(self.dtype)
-
-    def cost_tile(self, rows):
-        """In units of cost."""
-        return -self.unit * self.tile(rows) if self.costs is None else self.costs[..., rows, :]
-
-    def scaled(self, factor):
-        """Multiplied."""
-        return replace(self, values=factor * self.values, unit=self.unit / factor)
-
-    def to(self, dtype):
-        """Converted."""
-        return replace(self, values=self.values.to(dtype))
-
-    def detach(self):
-        """Detached."""
-        return replace(self, values=self.values.detach())
-
-    def at(self, index):
-        """Some of the matrices."""
-        costs = None if self.costs is None else self.costs.expand(self.shape)[index]
-        return replace(self, values=self.values[index], costs=costs)
-
-    def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> DenseScores:
-        """Without some pairs."""
-        return replace(self, values=self.values.masked_fill(forbidden, -torch.inf))
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> TileScores:
+        """A change of all tiles, in the present dtype."""
+        then = lambda tiles: lambda index: change(tiles(index).to(self.dtype))
+        return replace(self, rows=then(self.rows), columns=then(self.columns))
 
 
-PairFunction = Callable[[Tensor, Tensor], Tensor]
-"""A function of points `(..., m, 1, d)` and `(..., 1, n, d)` with values `(..., m, n)`."""
-
-
-@dataclass(frozen=True, eq=False)
-class CalledScores(TileScores):
-    """A function of pairs of points, called tile by tile.
-
-    Args:
-        function: of points `(..., m, 1, d)` and `(..., 1, n, d)`, with values `(..., m, n)`.
-        x: the points on the side of the queries.
-        y: the points on the side of the keys.
-        factor: of all scores.
-        swapped: whether `y` is the function's first argument.
-        unit: what a unit of score costs.
-        cast: the dtype of the scores, that of the points by default; the function is called with
-            the points as they are, whatever parameters it holds.
-    """
-
-    function: PairFunction
-    x: Float[Tensor, "*#b m d"]
-    y: Float[Tensor, "*#b n e"]
-    factor: float = 1.0
-    swapped: bool = False
-    unit: float = 1.0
-    cast: torch.dtype | None = None
-
-    @property
-    def shape(self):
-        """From the points."""
-        batch = torch.broadcast_shapes(self.x.shape[:-2], self.y.shape[:-2])
-        return torch.Size((*batch, self.x.shape[-2], self.y.shape[-2]))
-
-    @property
-    def dtype(self):
-        """Never half precision."""
-        return wide(self.x.dtype) if self.cast is None else self.cast
-
-    @property
-    def device(self):
-        """Of the points."""
-        return self.x.device
-
-    @property
-    def T(self):
-        """The two sides exchanged."""
-        return replace(self, x=self.y, y=self.x, swapped=not self.swapped)
-
-    def tile(self, rows):
-        """Call the function."""
-        x, y = self.x[..., rows, None, :], self.y[..., None, :, :]
-        if self.swapped:
-            x, y = y.transpose(-2, -3), x.transpose(-2, -3)
-        values = self.function(x, y)
-        expected = torch.Size((*self.shape[:-2], x.shape[-3], y.shape[-2]))
-        if not isinstance(values, Tensor) or values.shape != expected:
-            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(
-                f"An affinity must give one number per pair, here {tuple(expected)}, got {got}. "
-                f"It is called with points of shapes {tuple(x.shape)} "
-                f"and {tuple(y.shape)}: let them broadcast and sum over the last axis."
-            )
-        values = values.mT if self.swapped else values
-        return self.factor * values.to(self.dtype)
-
-    def cost_tile(self, rows):
-        """In units of cost."""
-        return -self.unit * self.tile(rows)
-
-    def scaled(self, factor):
-        """The function's values multiplied."""
-        return replace(self, factor=factor * self.factor, unit=self.unit / factor)
-
-    def to(self, dtype):
-        """The function's values converted."""
-        return replace(self, cast=dtype)
-
-    def at(self, index):
-        """Some of the matrices, formed: the function knows the whole batch."""
-        return DenseScores(self.matrix()[index], self.unit)
-
-    def detach(self):
-        """Points and values detached."""
-        held = lambda x, y: self.function(x, y).detach()
-        return replace(self, function=held, x=self.x.detach(), y=self.y.detach())
-
-
-@dataclass(frozen=True, eq=False)
-class _DerivedScores(TileScores, ABC):
-    """What is made of other scores, and costs what they cost."""
-
-    inner: Scores
-
-    @property
-    def unit(self):
-        """Of the other scores."""
-        return self.inner.unit
-
-    @property
-    def shape(self):
-        """Of the other scores."""
-        return self.inner.shape
-
-    @property
-    def dtype(self):
-        """Of the other scores."""
-        return self.inner.dtype
-
-    @property
-    def device(self):
-        """Of the other scores."""
-        return self.inner.device
-
-    def cost_tile(self, rows):
-        """Of the other scores."""
-        return -self.inner.unit * self.inner.tile(rows)
-
-
-@dataclass(frozen=True, eq=False)
-class MappedScores(_DerivedScores):
-    """A function of other scores, entry by entry.
-
-    Args:
-        inner: the other scores.
-        function: of a tile of them.
-    """
-
-    function: Callable[[Tensor], Tensor]
-
-    @property
-    def T(self):
-        """The other scores transposed."""
-        return MappedScores(self.inner.T, self.function)
-
-    def tile(self, rows):
-        """Map a tile."""
-        return self.function(self.inner.tile(rows))
-
-    def scaled(self, factor):
-        """The function's values multiplied."""
-        return MappedScores(self.inner, lambda tile: factor * self.function(tile))
-
-    def to(self, dtype):
-        """The other scores in another dtype."""
-        return MappedScores(self.inner.to(dtype), self.function)
-
-    def at(self, index):
-        """Some elements of the other scores."""
-        return MappedScores(self.inner.at(index), self.function)
-
-    def detach(self):
-        """The other scores detached."""
-        return MappedScores(self.inner.detach(), self.function)
-
-
-@dataclass(frozen=True, eq=False)
-class TopScores(_DerivedScores):
-    """0 where a query's score is highest, minus infinity elsewhere, without gradient.
-
-    Args:
-        inner: the other scores.
-        least: what a score must reach, for each query.
-        swapped: whether the queries are on the side of the keys.
-    """
-
-    least: Float[Tensor, "*#b m"]
-    swapped: bool = False
-
-    @classmethod
-    def among(cls, scores: Scores, allowed: Bool[Tensor, "*#b n"]) -> TopScores:
-        """The highest scores among allowed keys, up to the rounding of their products."""
-        inner, least = scores.detach(), []
-        with torch.no_grad():
-            for rows in inner.cuts():
-                tile = inner.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
-                size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
-                least.append(tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size)
-        return cls(inner, torch.cat(least, -1))
-
-    @property
-    def T(self):
-        """The other scores transposed."""
-        return TopScores(self.inner.T, self.least, not self.swapped)
-
-    def tile(self, rows):
-        """Compare a tile."""
-        tile = self.inner.tile(rows)
-        least = self.least[..., None, :] if self.swapped else self.least[..., rows, None]
-        low = (tile < least) | (tile == -torch.inf)
-        return torch.zeros_like(tile).masked_fill(low, -torch.inf)
-
-    def scaled(self, factor):
-        """The same keys are highest."""
-        return self
-
-    def to(self, dtype):
-        """As they are: zero is zero."""
-        return self
-
-    def at(self, index):
-        """Some elements of the other scores."""
-        m = self.least.shape[-1]
-        some = self.least.expand(*self.shape[:-2], m)[index]
-        return replace(self, inner=self.inner.at(index), least=some)
-
-    def detach(self):
-        """They have no gradient."""
-        return self
+def _called(function: PairFunction, x: Tensor, y: Tensor, batch: torch.Size) -> Tensor:
+    """The values of a user's function at pairs of points, of the shape that is expected."""
+    values = function(x, y)
+    expected = torch.Size((*batch, x.shape[-3], y.shape[-2]))
+    if not isinstance(values, Tensor) or values.shape != expected:
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(
+            f"An affinity must give one number per pair, here {tuple(expected)}, got {got}. "
+            f"It is called with points of shapes {tuple(x.shape)} "
+            f"and {tuple(y.shape)}: let them broadcast and sum over the last axis."
+        )
+    return values

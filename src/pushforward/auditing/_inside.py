@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..flows import Flow, flow
-from ..maps import AttentionMap, Compose, InContextMap
+from ..flows import Flow
+from ..maps import AttentionMap, Composition, InContextMap, advance
 from ..measures import Measure
 from ..relations import Conditional, Coupling
 
@@ -222,14 +222,11 @@ def layers_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
     """Tokens before and after each map of a composition, or along a flow."""
     if isinstance(gamma, Flow):
         save = min(STOPS, getattr(gamma.solver, "steps", STOPS))
-        path = flow(
-            gamma.field, mu, gamma.t1, t0=gamma.t0, solver=gamma.solver, save=save, progress=False
-        )
-        return [m.atoms for m in path]
-    if not isinstance(gamma, Compose):
-        return [mu.atoms, gamma.advance(mu).atoms]
+        return [m.atoms for m in gamma.path(mu, save=save, progress=False)]
+    if not isinstance(gamma, Composition):
+        return [mu.atoms, advance(gamma, mu).atoms]
     clouds = [mu.atoms]
     for part in gamma:
-        clouds.append(part.advance(mu).atoms)
+        clouds.append(advance(part, mu).atoms)
         mu = mu.moved(clouds[-1])
     return clouds

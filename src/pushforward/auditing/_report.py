@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._tools.files import atomic_file
+from .._tools.output import atomic_file
 from ..pictures import page
 from ._section import Section, json_data
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_seed, check_sizes
-from .._tools.progress import bar
+from .._tools.output import bar
 from ..representation import BlackBoxError, NotRecovered
 from ._calling import buffers_restored, usable_subject
 from ._case import Case

@@ -1,10 +1,11 @@
 r"""Distances between measures.
 
-All compare the normalised measures and ask for equal masses, except $W_1$, which extends to
+All compare the normalised measures and require equal masses, except $W_1$, which extends to
 unequal ones: $W_1(c_1\mu_1,c_2\mu_2)=|c_1-c_2|+W_1(\mu_1,\mu_2)$ for probabilities $\mu_i$ and
-$c_i>0$. They compute in float64 and answer in the dtype of the measures. Batch axes broadcast. All
-are differentiable in atoms and weights; those that hold an optimal plan fixed, exact transport in
-more than one dimension and the Sinkhorn divergence, refuse to be differentiated twice.
+$c_i>0$. They compute in float64 and return the dtype of the measures. Batch axes broadcast. All
+are differentiable in atoms and weights. The gradients of exact transport in more than one
+dimension and of the Sinkhorn divergence hold the optimal plan fixed, so these two can be
+differentiated only once.
 """
 
 from ._entropic import sinkhorn_divergence as sinkhorn_divergence

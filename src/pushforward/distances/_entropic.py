@@ -1,19 +1,24 @@
-"""The Sinkhorn divergence, on the two reductions."""
+"""The Sinkhorn divergence."""
 
 import math
-import warnings
 
 from torch import Tensor
 
+from .._tools.checks import check_kind
 from .._tools.once import DifferentiableOnce, check_no_tangent
-from ..affinities import PointScores, SquaredDistance, scores
+from .._tools.warn import warn
+from ..affinities import SquaredDistance
 from ..measures import Measure
+from ..relations import Sinkhorn
 from ..sinkhorn import Problem, Settings, solve
 from ._pairs import ONCE, Distance, pair
 
+TOL = 1e-4
+"""Marginal error to reach unless another is given: the value is good to second order in it."""
+
 
 def sinkhorn_divergence(
-    mu: Measure, nu: Measure, *, eps: float, tol: float = 1e-4, max_steps: int = 10_000
+    mu: Measure, nu: Measure, *, eps: float, normaliser: Sinkhorn | None = None
 ) -> Distance:
     r"""The debiased entropic transport cost $S_\varepsilon$ for the squared distance.
 
@@ -21,64 +26,82 @@ def sinkhorn_divergence(
       -\tfrac12OT_\varepsilon(\nu,\nu),\qquad
       OT_\varepsilon=\min_\pi\int|x-y|^2d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu).$$
 
-    It is not negative, and zero for equal measures only; it tends to $W_2^2$ as
-    $\varepsilon\to0$. Sinkhorn runs in float64 on the two reductions, in linear memory, with
-    $\varepsilon$ lowered from the squared diameter.
+    It is non-negative, zero only for equal measures, and tends to $W_2^2$ as $\varepsilon\to0$
+    (Feydy et al. 2019). Sinkhorn runs in float64, with $\varepsilon$ lowered from the squared
+    diameter. Memory is linear in the number of atoms, apart from a stored kernel where one fits.
 
     Args:
         mu: a measure.
-        nu: another of equal mass.
+        nu: another measure of equal mass.
         eps: $\varepsilon>0$, in squared units of length.
-        tol: marginal error, in L1, at which the iteration stops. The value is good to second
-            order in it, the gradient to first.
-        max_steps: iterations after which it gives up, with a warning that names the error.
+        normaliser: the Sinkhorn that finds the three plans, `pf.Sinkhorn(tol=1e-4)` by default; a
+            Sinkhorn without `tol` goes to $10^{-4}$ here too. `tol` is the L1 error of the
+            marginals: the value is accurate to second order in it, the gradient to first. If
+            `max_steps` are not enough, a warning tells the error. `steps` and `slack` are refused.
 
     Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))
         >>> pf.sinkhorn_divergence(mu, mu.push(lambda x: x + 1), eps=0.1)
         tensor(2.)
     """
-    if not (0 < eps < math.inf and 0 < tol < math.inf and max_steps >= 1):
-        raise ValueError(
-            f"`eps` and `tol` must be positive and finite and `max_steps` at least 1, got "
-            f"eps={eps}, tol={tol}, max_steps={max_steps}."
-        )
+    if not 0 < eps < math.inf:
+        raise ValueError(f"`eps` must be positive and finite, got {eps}.")
+    settings = _settings(Sinkhorn() if normaliser is None else normaliser)
     a, b = pair(mu, nu)
     check_no_tangent("The Sinkhorn divergence", a.atoms, a.log_weights, b.atoms, b.log_weights)
-    cost = lambda x, y, start=None: _entropic_cost(x, y, start, eps, tol, max_steps)
-    (own_a, _), (own_b, g) = cost(a, a), cost(b, b)
-    both, _ = cost(a, b, g)
+    own_a, _ = _entropic_cost(a, a, eps, settings)
+    own_b, g = _entropic_cost(b, b, eps, settings)
+    # The potential of (nu, nu) is a good start for (mu, nu), the exact one if mu = nu.
+    both, _ = _entropic_cost(a, b, eps, settings, start=g)
     value = both - (own_a + own_b) / 2
     return DifferentiableOnce.apply(value.to(mu.log_weights.dtype), ONCE)
 
 
+def _settings(normaliser: Sinkhorn) -> Settings:
+    """How to solve; an error for a Sinkhorn whose plans are not the optimal couplings."""
+    check_kind("normaliser", normaliser, Sinkhorn, "Give `pf.Sinkhorn(tol=1e-4)`.")
+    if normaliser.steps is not None:
+        raise ValueError(
+            f"The Sinkhorn divergence needs plans to a tolerance, got `Sinkhorn(steps="
+            f"{normaliser.steps})`. Give `Sinkhorn(tol=..., max_steps=...)`."
+        )
+    if not normaliser.balanced:
+        raise ValueError(
+            f"The Sinkhorn divergence compares measures of equal mass by couplings, got "
+            f"`Sinkhorn(slack={normaliser.slack})`. Leave `slack` out."
+        )
+    return Settings(
+        TOL if normaliser.tol is None else normaliser.tol,
+        normaliser.max_steps,
+        normaliser.anneal,
+        normaliser.accelerate,
+        normaliser.memory,
+    )
+
+
 def _entropic_cost(
-    mu: Measure, nu: Measure, start: Tensor | None, eps: float, tol: float, max_steps: int
+    mu: Measure, nu: Measure, eps: float, settings: Settings, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     r"""$OT_\varepsilon(\mu,\nu)=\int f\,d\mu+\int g\,d\nu$ at the optimal potentials, and $g$.
 
-    By the envelope theorem its gradient leaves the potentials fixed: $f$ is evaluated once more
-    as a function of its own point, everything else held constant, and so is $g$.
+    By the envelope theorem the gradient of the value holds the potentials fixed: only the last
+    evaluation of $f$ at the atoms of $\mu$, and of $g$ at those of $\nu$, is differentiated.
     """
     if not mu.atoms.numel():  # an empty batch
         return mu.log_weights.sum(-1), nu.log_weights
-    held_mu, held_nu = mu.detach(), nu.detach()
-    problem = Problem(held_mu.log_weights, held_nu.log_weights, symmetric=nu is mu)
-    cost = _scores(held_mu, held_nu, eps)
-    end = solve(cost, problem, Settings(tol, max_steps), start)
-    residual = float(end.residual.max())
-    if not residual <= tol:
-        warnings.warn(
-            f"Sinkhorn stopped after {end.steps} iterations with a marginal error of "
-            f"{residual:.1e}, above tol={tol:g}. Raise `max_steps` ({max_steps}), `eps` ({eps:g}) "
-            "or `tol`.",
-            stacklevel=4,
+    fixed_mu, fixed_nu = mu.detach(), nu.detach()
+    problem = Problem(fixed_mu.log_weights, fixed_nu.log_weights, symmetric=nu is mu)
+    affinity = SquaredDistance(eps)
+    scores = affinity.scores(fixed_mu, fixed_nu)
+    end = solve(scores, problem, settings, start)
+    error = float(end.residual.max())
+    if not error <= settings.tol:
+        warn(
+            f"Sinkhorn stopped after {end.steps} steps with a marginal error of {error:.1e}, "
+            f"above tol={settings.tol:g}. Raise `eps` ({eps:g}), or give a `normaliser` with a "
+            f"larger `tol` or more `max_steps` ({settings.max_steps})."
         )
-    f = problem.rows(cost, end.g)
-    rows = _scores(mu, held_nu, eps).over_keys(held_nu.log_weights + end.g)
-    columns = _scores(held_mu, nu, eps).over_queries(held_mu.log_weights + f)
+    f = problem.rows(scores, end.g)
+    rows = affinity.scores(mu, fixed_nu).over_keys(fixed_nu.log_weights + end.g)
+    columns = affinity.scores(fixed_mu, nu).over_queries(fixed_mu.log_weights + f)
     return mu.integrate(-eps * rows) + nu.integrate(-eps * columns), end.g
-
-
-def _scores(x: Measure, y: Measure, eps: float) -> PointScores:
-    return scores(SquaredDistance(eps), x.atoms, y.atoms, y.log_weights)

@@ -1,4 +1,4 @@
-r"""Exact transport: $W_p$ of clouds, on the line, and of their slices."""
+r"""Exact transport: $W_p$ of clouds, of clouds on the line, and of projections on lines."""
 
 import math
 
@@ -18,13 +18,16 @@ from ._pairs import ONCE, ROUNDING, Distance, distance_matrix, pair, root, same_
 def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
     r"""The exact Wasserstein distance $W_p=\min_\pi\bigl(\int|x-y|^p\,d\pi\bigr)^{1/p}$.
 
-    On the line by quantiles, $W_p^p=\int_0^1|F^{-1}-G^{-1}|^pdu$, in $n\log n$; clouds of equal
-    size and weights by assignment; else by POT's network simplex, whose cost matrix takes $nm$
-    numbers. The gradient in the atoms is that of the optimal plan, in the weights its dual.
+    On the line it is computed from quantiles, $W_p^p=\int_0^1|F^{-1}-G^{-1}|^pdu$, in time
+    $n\log n$; for $p=1$ this is $\int|F-G|\,dx$ [A, eq. 67]. Two clouds of equally many points
+    with equal weights are solved as an assignment, all others by POT's network simplex; both need
+    a cost matrix of $mn$ numbers. The gradient in the atoms holds the optimal plan fixed; the
+    gradient in the weights is the dual potential.
 
     Args:
         mu: a measure.
-        nu: another; for $p=1$ it may have another total mass.
+        nu: another measure. For $p=1$ the masses may differ, and the difference is added:
+            $W_1(c_1\mu_1,c_2\mu_2)=|c_1-c_2|+W_1(\mu_1,\mu_2)$.
         p: the exponent, $1\le p<\infty$.
 
     Examples:
@@ -60,19 +63,19 @@ def sliced_wasserstein(
     projections: int = 128,
     generator: torch.Generator | None = None,
 ) -> Distance:
-    r"""The sliced distance, the mean of $W_p^p$ over projections on lines, to the power $1/p$.
+    r"""The sliced Wasserstein distance: the mean of $W_p^p$ over projections, to the power $1/p$.
 
     $$\Bigl(\mathbb E_\theta W_p^p(\theta_\sharp\mu,\theta_\sharp\nu)\Bigr)^{1/p}.$$
 
-    Directions $\theta$ are drawn uniformly from the sphere, the same for a whole batch; on the
-    line there is only one and the distance is $W_p$.
+    Directions $\theta$ are drawn uniformly from the sphere, the same for a whole batch. On the
+    line there is only one direction, and the distance is $W_p$.
 
     Args:
         mu: a measure.
-        nu: another of equal mass.
+        nu: another measure of equal mass.
         p: the exponent, $1\le p<\infty$.
         projections: number of directions.
-        generator: of the directions.
+        generator: draws the directions.
 
     Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))
@@ -103,37 +106,42 @@ def sliced_wasserstein(
 
 
 def _check_exponent(p: float) -> None:
+    """Raise unless the distance is defined."""
     if not 1 <= p < math.inf:
         raise ValueError(f"`p` must be at least 1 and finite, got {p}.")
 
 
 def _extent(a: Measure, b: Measure) -> Tensor:
-    """A length no distance between the two exceeds, so that its powers do not overflow."""
+    """An upper bound of all distances between atoms.
+
+    In units of it no distance exceeds one, so that powers do not overflow.
+    """
     both = torch.cat([a.atoms.detach(), b.atoms.detach()], -2)
     size = (both.amax(-2) - both.amin(-2)).norm(dim=-1)
     return size.masked_fill(size == 0, 1)
 
 
 def _flat(mu: Measure) -> list[Measure]:
-    """The measures of a batch of any shape, one by one."""
+    """The measures of a batch of any shape, as a list."""
     return list(Measure.unchecked(mu.atoms.flatten(0, -3), mu.log_weights.flatten(0, -2)))
 
 
 def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float) -> Tensor:
     r"""$\int_0^1|F^{-1}(u)-G^{-1}(u)|^p\,du$ along the last axis, batched.
 
-    Between consecutive levels of the two distribution functions both quantiles are constant. For
-    $p>1$, where a mass of $10^{-16}$ in the wrong place would cost $10^{-16/p}$, levels that
-    differ by rounding alone are one level.
+    Between consecutive values of the two distribution functions, here called levels, both
+    quantiles are constant. For $p>1$ levels that differ only by rounding are merged: a mass of
+    $10^{-16}$ in the wrong place would cost $10^{-16/p}$.
     """
     (x, i), (y, j) = x.sort(-1), y.sort(-1)
-    F, G = (_cumsum(logs.exp().gather(-1, at)) for logs, at in ((log_a, i), (log_b, j)))
+    F, G = (_cumsum(logs.exp().gather(-1, order)) for logs, order in ((log_a, i), (log_b, j)))
     F, G = F / F[..., -1:], G / G[..., -1:]
     levels, order = torch.cat([F, G], -1).sort(dim=-1, stable=True)
-    ours = order < x.shape[-1]
-    # quantiles on (previous level, level]: how many levels of each side lie strictly before
-    at_x = (ours.cumsum(-1) - ours.long()).clamp(max=x.shape[-1] - 1)
-    at_y = ((~ours).cumsum(-1) - (~ours).long()).clamp(max=y.shape[-1] - 1)
+    from_x = order < x.shape[-1]
+    # The quantile of x on (previous level, level] is the sorted atom whose index is the number of
+    # levels of F strictly before; likewise for y.
+    at_x = (from_x.cumsum(-1) - from_x.long()).clamp(max=x.shape[-1] - 1)
+    at_y = ((~from_x).cumsum(-1) - (~from_x).long()).clamp(max=y.shape[-1] - 1)
     du = levels.diff(dim=-1, prepend=torch.zeros_like(levels[..., :1]))
     if p > 1:
         du = torch.where(du > ROUNDING / 2 * levels.shape[-1] ** 0.5, du, 0)
@@ -142,7 +150,10 @@ def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float)
 
 
 def _cumsum(x: Tensor) -> Tensor:
-    r"""Cumulative sums, by rows and over rows: only some $2\sqrt n$ roundings add up."""
+    r"""Cumulative sums in two stages, so that only some $2\sqrt n$ rounding errors add up.
+
+    The entries are written as rows of a square: sums within rows, then sums of whole rows.
+    """
     n = x.shape[-1]
     side = math.isqrt(max(n - 1, 0)) + 1
     rows = pad(x, (0, side * side - n)).reshape(*x.shape[:-1], side, side).cumsum(-1)
@@ -153,23 +164,27 @@ def _cumsum(x: Tensor) -> Tensor:
 def _transport(mu: Measure, nu: Measure, p: float) -> Tensor:
     r"""$W_p$ of two single measures, from an optimal plan and its duals.
 
-    With $\pi$ optimal and $(u,v)$ its duals, $\sum\pi_{ij}|x_i-y_j|^p+\langle u,a-\bar a\rangle+
-    \langle v,b-\bar b\rangle$ has the value and the gradients, bars being constants.
+    With $\pi$ optimal, $(u,v)$ its dual potentials and bars for constants, the expression
+    $\sum\pi_{ij}|x_i-y_j|^p+\langle u,a-\bar a\rangle+\langle v,b-\bar b\rangle$ has the right
+    value, and by the envelope theorem the right gradients.
     """
     mu, nu = mu.strip(), nu.strip()
     a, b = mu.log_weights.softmax(-1), nu.log_weights.softmax(-1)
     check_no_tangent("Exact transport", mu.atoms, nu.atoms, a, b)
     weighted = a.requires_grad or b.requires_grad
     with torch.no_grad():
-        apart = distance_matrix(mu.atoms, nu.atoms)
-        scale = apart.max() if holds(apart.max() > 0) else torch.ones_like(apart[0, 0])
-        cost = ((apart / scale) ** p).cpu().numpy()
+        distances = distance_matrix(mu.atoms, nu.atoms)
+        largest = distances.max()
+        scale = largest if holds(largest > 0) else torch.ones_like(largest)
+        cost = ((distances / scale) ** p).cpu().numpy()
         if not weighted and mu.n == nu.n and holds(_uniform(a) & _uniform(b)):
-            n, none = len(cost), np.zeros(0)
-            found: tuple = np.arange(n), assignment(cost), np.full(n, 1 / n), none, none
+            n, no_dual = len(cost), np.zeros(0)
+            plan: tuple[np.ndarray, ...] = (
+                np.arange(n), assignment(cost), np.full(n, 1 / n), no_dual, no_dual
+            )  # fmt: skip
         else:
-            found = _sparse_plan(a.cpu().numpy(), b.cpu().numpy(), cost)
-        i, j, mass, u, v = (torch.as_tensor(t, device=a.device) for t in found)
+            plan = _sparse_plan(a.cpu().numpy(), b.cpu().numpy(), cost)
+        i, j, mass, u, v = (torch.as_tensor(t, device=a.device) for t in plan)
     gap = (mu.atoms[i] - nu.atoms[j]).norm(dim=-1) / scale
     value = (mass * (gap if p == 1 else gap**p)).sum()
     if weighted:
@@ -178,13 +193,14 @@ def _transport(mu: Measure, nu: Measure, p: float) -> Tensor:
 
 
 def _uniform(a: Tensor) -> Tensor:
+    """Whether all weights are equal, up to rounding."""
     return a.max() - a.min() <= 4 * torch.finfo(a.dtype).eps * a.max()
 
 
 def _sparse_plan(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, ...]:
-    """An optimal plan `(i, j, mass)` of at most $n+m-1$ entries, and the duals `u, v`.
+    """An optimal plan `(i, j, mass)` of at most $m+n-1$ entries, and the dual potentials `u, v`.
 
-    Entries that are rounding beside the atoms they join are left out.
+    Entries that are mere rounding, relative to the atoms they connect, are left out.
     """
     plan, u, v = transport(a, b, cost)
     noise = ROUNDING * (len(a) + len(b)) ** 0.5

@@ -1,4 +1,4 @@
-"""What all distances share."""
+"""What all distances share: checks of the two measures, roots, matrices of distances."""
 
 import torch
 from jaxtyping import Float
@@ -10,12 +10,20 @@ from ..measures import Measure
 Distance = Float[Tensor, "*b"]
 
 ONCE = "This distance is differentiable once: its gradient holds the optimal plan fixed"
+"""Why a second derivative is refused."""
 
 ROUNDING = 16 * torch.finfo(torch.float64).eps
+"""Relative differences in float64 that count as rounding."""
 
 
 def pair(mu: Measure, nu: Measure, *, equal: bool = True) -> tuple[Measure, Measure]:
-    """Two measures that can be compared: normalised, in float64, with one batch shape."""
+    """Two measures, checked, normalised, in float64 and with one batch shape.
+
+    Args:
+        mu: a measure.
+        nu: another measure.
+        equal: whether their masses must be equal.
+    """
     for name, m in (("mu", mu), ("nu", nu)):
         check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
     if mu.dim != nu.dim:
@@ -29,26 +37,34 @@ def pair(mu: Measure, nu: Measure, *, equal: bool = True) -> tuple[Measure, Meas
             "`mu.normalise()` and `nu.normalise()`, or use `wasserstein(mu, nu, p=1)`."
         )
     batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
-    wide = lambda m: Measure.unchecked(
-        m.atoms.double().expand(*batch, m.n, m.dim),
-        m.log_weights.double().log_softmax(-1).expand(*batch, m.n),
-    )
-    return wide(mu), wide(nu)
+
+    def prepared(m: Measure) -> Measure:
+        return Measure.unchecked(
+            m.atoms.double().expand(*batch, m.n, m.dim),
+            m.log_weights.double().log_softmax(-1).expand(*batch, m.n),
+        )
+
+    return prepared(mu), prepared(nu)
 
 
 def same_mass(mu: Measure, nu: Measure) -> Tensor:
-    """Whether total masses agree up to the rounding of log-weights of their size."""
+    """Whether total masses agree up to rounding.
+
+    They are compared by their logarithms, whose rounding error grows with their size and with the
+    root of the number of atoms.
+    """
     a, b = (m.log_weights.detach().double().logsumexp(-1) for m in (mu, nu))
     size = max(mu.n, nu.n) ** 0.5 + torch.maximum(a.abs(), b.abs())
     return (a - b).abs() <= 16 * torch.finfo(mu.log_weights.dtype).eps * size
 
 
 def _show(mass: Tensor) -> str:
+    """A mass, or the first few of a batch, for a message."""
     return f"{mass.item():g}" if mass.ndim == 0 else f"{mass.flatten()[:3].tolist()}"
 
 
 def root(value: Tensor, p: float, floor: Tensor | float = 0.0) -> Tensor:
-    """The p-th root; 0 with gradient 0 up to a `floor`, below which there is only rounding."""
+    """The p-th root of a value above `floor`; 0 with gradient 0 below, where all is rounding."""
     if p == 1:
         return value
     good = value > floor
@@ -56,5 +72,8 @@ def root(value: Tensor, p: float, floor: Tensor | float = 0.0) -> Tensor:
 
 
 def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
-    """All distances, from differences: the default matmul formula loses half the digits."""
+    """All distances $|x_i-y_j|$.
+
+    They come from differences: PyTorch's default, $|x|^2+|y|^2-2xy$, loses half the digits.
+    """
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,8 +1,8 @@
-"""Attention: an affinity, a normaliser, and values."""
+r"""Attention: integrals $\int V y\,\pi(dy|x)$ against a relation of queries and keys."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
 from .._tools.types import Images, Points, Queries
-from ..affinities import Affinity, Dot, PointScores
+from ..affinities import Dot, PointAffinity, PointScores
 from ..measures import Measure
-from ..relations import Found, Normaliser, Relation, Softmax, build
-from ._in_context import Answer, Conditioned
-from ._lipschitz import Lipschitz, norm
-from ._manifolds import Euclidean
+from ..relations import Joint, Normaliser, Relation, Softmax
+from ..sinkhorn import Starts
+from ._in_context import Answer, InContextMap, relations_inside
 
 
 @dataclass(frozen=True)
@@ -23,80 +22,106 @@ class Causal:
     r"""Causal masking: a query at time $t$ sees the atoms at times $s\le t$, ties included."""
 
 
-class AttentionMap(Conditioned, ABC):
-    r"""Attention of any parametrisation: $\sum_h$ of an integral against a relation of each head.
+class AttentionMap(InContextMap, ABC):
+    r"""Attention of any parametrisation, the class to extend for attention of your own.
 
-    An author says what queries, keys and values are, heads on the last batch axis, and how the
-    heads' answers become one.
+    An author writes what the query, key and value vectors of points are, `queries(x)`, `keys(y)`
+    and `values(y)`, with an axis for the heads before that of the points, and how the integrals of
+    all heads become one image, `combine_heads(out, x)`.
 
     Args:
-        affinity: how queries and keys compare.
-        normaliser: how that becomes a relation.
+        affinity: compares query vectors with key vectors.
+        normaliser: makes a relation of the scores.
         mask: `Causal()` or None.
         impl: implementation of the reductions, None to choose by size.
+
+    Examples:
+        Attention without matrices, which moves a point to the mean of its neighbours:
+
+        >>> class Smooth(pf.maps.AttentionMap):
+        ...     heads = 1
+        ...     def queries(self, x):
+        ...         return x[..., None, :, :]
+        ...     def keys(self, y):
+        ...         return y[..., None, :, :]
+        ...     def values(self, y):
+        ...         return y[..., None, :, :]
+        ...     def combine_heads(self, out, x):
+        ...         return out[..., 0, :, :]
+        >>> gamma = Smooth(pf.SquaredDistance(0.1), pf.Softmax(), mask=None, impl=None)
+        >>> mu = pf.Measure(torch.tensor([[0.0], [0.2], [5.0]]))
+        >>> gamma(mu, torch.tensor([[0.1], [5.0]]))
+        tensor([[0.1000],
+                [5.0000]])
     """
 
     heads: int
+    """Number of heads."""
 
     def __init__(
         self,
-        affinity: Affinity,
+        affinity: PointAffinity,
         normaliser: Normaliser,
         mask: Causal | None,
         impl: ops.Impl | None,
     ):
         super().__init__()
-        check_kind("affinity", affinity, Affinity, "Use `pf.Dot()` or another affinity.")
+        check_kind("affinity", affinity, PointAffinity, "Use `pf.Dot()`, say.")
         check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
         if mask is not None:
             check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
         if impl is not None:
             ops.implementation(impl)
-        if not normaliser.pointwise:
+        if not normaliser.any_query:
             raise ValueError(
                 f"{normaliser} relates atoms only, and a layer answers any query. Use it in "
                 "`pf.relate`, or `Sinkhorn` with a small temperature here."
             )
-        if mask is not None and normaliser.two_sided:
+        if mask is not None and normaliser.needs_query_measure:
             raise ValueError(
                 f"{type(normaliser).__name__} does not go with a causal mask: with equal "
                 "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
             )
         self.affinity, self.normaliser = affinity, normaliser
         self.causal, self.impl = mask is not None, impl
-        self.two_sided = normaliser.two_sided
+        self.two_sided = normaliser.needs_query_measure
 
     @abstractmethod
     def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
-        """What points ask."""
+        """Query vectors of points, `(..., heads, m, k)`."""
 
     @abstractmethod
     def keys(self, y: Points) -> Float[Tensor, "*b h n k"]:
-        """What atoms are asked."""
+        """Key vectors of atoms, `(..., heads, n, k)`."""
 
     @abstractmethod
-    def values(self, y: Points) -> Float[Tensor, "*b h n e"]:
-        """What atoms answer."""
+    def values(self, y: Points) -> Float[Tensor, "*b h n c"]:
+        """Value vectors of atoms, `(..., heads, n, e)`."""
 
     @abstractmethod
-    def combine_heads(self, out: Float[Tensor, "*b h m e"]) -> Images:
-        """One answer from those of all heads."""
+    def combine_heads(self, out: Float[Tensor, "*b h m c"], x: Queries) -> Images:
+        """The images of points `x`, from the integrals of all heads."""
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Keys, values and potential, once for all queries."""
-        relation, v = self._relating(mu, queries), self.values(mu.atoms)
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        relation, v = self._relating(mu, queries, starts=starts), self.values(mu.atoms)
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            return self.manifold.tangent(x, self.combine_heads(relation(x, t).integrate(v)))
+            return self.combine_heads(relation(x, t, None).integrate(v), x)
 
         return answer
 
-    def relation(self, mu: Measure, queries: Measure | None = None) -> Relation:
-        r"""What every head relates: a relation with the heads on its last batch axis.
+    def relation(
+        self, mu: Measure, queries: Measure | None = None, *, start: Tensor | None = None
+    ) -> Relation:
+        r"""The relation of every head, with the heads on its last batch axis.
 
         Args:
             mu: the context.
             queries: the measure of the queries, the context itself by default.
+            start: a potential on the keys, `(..., heads, n)`, from which Sinkhorn starts: the `g`
+                of an earlier relation.
 
         Examples:
             >>> mu = pf.Measure(torch.randn(9, 2))
@@ -107,36 +132,26 @@ class AttentionMap(Conditioned, ABC):
         for name, m in (("mu", mu), ("queries", queries)):
             check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         self._check(mu, queries.atoms, queries.times)
+        if start is not None and not self.normaliser.takes_start:
+            raise ValueError(f"Only Sinkhorn has a `start`, got {self.normaliser}.")
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
-        return self._relating(mu.normalise(), queries)(queries.atoms, queries.times, log_a)
+        relation = self._relating(mu.normalise(), queries, start)
+        return relation(queries.atoms, queries.times, log_a)
 
-    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
-        r"""$Q_h$, $K_h$ `(h, k, d)` and $W_hV_h$ `(h, e, d)`, where queries, keys and values are
-        linear."""  # noqa: D205, D209
-        raise NotImplementedError(f"{type(self).__name__} is not known to be linear in its points")
+    def _relating(
+        self,
+        mu: Measure,
+        queries: Measure | None,
+        start: Tensor | None = None,
+        starts: Starts | None = None,
+    ) -> Callable[[Tensor, Tensor | None, Tensor | None], Relation]:
+        """The relation as a function of query points, their times and their log-weights.
 
-    def bound(self, radius: float) -> Lipschitz:
-        r"""Heads add up, each the bound of its normaliser times $\|W_hV_h\|$."""
-        if self.causal:
-            raise NotImplementedError("No Lipschitz bound of causal attention is known here.")
-        total = Lipschitz(0.0, 0.0, radius, 0.0)
-        for Q, K, V in zip(*self.matrices(), strict=True):
-            cross = norm(Q.double().mT @ K.double())
-            slopes = self.affinity.slopes(norm(Q), norm(K), cross, len(Q), radius)
-            x, mu, reach = self.normaliser.gains(slopes, radius)
-            total = total + Lipschitz(x, mu, radius, reach).scaled(norm(V))
-        return replace(total, x=total.x + self.manifold.turn(total.reach))
-
-    def relations(self, mu: Measure) -> list[Relation]:
-        """The relation of this layer."""
-        return [self.relation(mu)]
-
-    def _relating(self, mu: Measure, queries: Measure | None) -> Callable[..., Relation]:
-        """The relation as a function of query points, the context's work done."""
-        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :]
-        if self.normaliser.keeps in ("none", "sign"):  # else the mass cancels
-            log_b = log_b.log_softmax(-1)
-        origin = self.affinity.origin(k, log_b)
+        Whatever depends on the context alone is computed once.
+        """
+        k, log_weights = self.keys(mu.atoms), mu.log_weights[..., None, :]
+        log_b = log_weights.log_softmax(-1)
+        origin = self.affinity.origin(k, log_weights)
         keys = self.affinity.features(k, origin)
 
         def scores(x: Tensor, t: Tensor | None) -> PointScores:
@@ -144,28 +159,32 @@ class AttentionMap(Conditioned, ABC):
             q = self.affinity.features(self.queries(x), origin)
             return self.affinity.between(q, keys, self.impl, times)
 
-        found = Found()
-        if self.two_sided:
-            other = mu if queries is None else queries
-            log_a = other.log_weights[..., None, :].log_softmax(-1)
-            between = scores(other.atoms, other.times)
-            found = self.normaliser.find(between, log_a, log_b.log_softmax(-1))
-            found = replace(found, scores=None)  # they are those of the other queries
-
-        def relation(x: Tensor, t: Tensor | None, log_a: Tensor | None = None) -> Relation:
-            return build(self.normaliser, scores(x, t), log_a, log_b, found)
-
-        return relation
+        if not self.normaliser.needs_query_measure:
+            return lambda x, t, log_a: self.normaliser.relate(scores(x, t), log_a, log_b)
+        eta = mu if queries is None else queries
+        log_a = eta.log_weights[..., None, :].log_softmax(-1)
+        between = scores(eta.atoms, eta.times)
+        # A solve for a fixed number of steps depends on its start: it is left alone.
+        starts = starts if self.normaliser.to_tolerance else None
+        if starts is not None:
+            start = starts.recall((*between.shape[:-2], between.shape[-1]))
+        base = self.normaliser.relate(between, log_a, log_b, start=start)
+        if starts is not None and isinstance(base, Joint) and base.g is not None:
+            starts.keep(base.g, base.steps)
+        return lambda x, t, log_a: base.at(scores(x, t), log_a)
 
     def extra_repr(self) -> str:
-        """The choices that are no parameters."""
         causal = ", causal" if self.causal else ""
-        where = "" if self.manifold == Euclidean() else f", {self.manifold}"
-        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}{where}"
+        return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}"
+
+
+@relations_inside.register(AttentionMap)
+def _(gamma: AttentionMap, mu: Measure) -> list[Relation]:
+    return [gamma.relation(mu)]
 
 
 class Attention(AttentionMap):
-    r"""Multi-head attention, the integral of eq. (20) without the skip.
+    r"""Multi-head attention, without the skip connection [A, eq. 20].
 
     $$\Gamma(\mu,x)=\sum_hW^h\int V^hy\ \pi_h(dy|x),\qquad
       \pi_h(dy|x)\propto e^{A(Q^hx,\,K^hy)+g_h(y)}\,\mu(dy),$$
@@ -200,7 +219,7 @@ class Attention(AttentionMap):
         heads: int = 1,
         head_dim: int | None = None,
         context_dim: int | None = None,
-        affinity: Affinity | None = None,
+        affinity: PointAffinity | None = None,
         normaliser: Normaliser | None = None,
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
@@ -223,24 +242,20 @@ class Attention(AttentionMap):
         self.V = nn.Linear(self.context_dim, width, bias=False)
         self.W = nn.Linear(width, dim, bias=False)
 
-    def queries(self, x):
-        r"""$Q^hx$."""
+    def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
         return self._split(self.Q(x))
 
-    def keys(self, y):
-        r"""$K^hy$."""
+    def keys(self, y: Points) -> Float[Tensor, "*b h n k"]:
         return self._split(self.K(y))
 
-    def values(self, y):
-        r"""$V^hy$."""
+    def values(self, y: Points) -> Float[Tensor, "*b h n c"]:
         return self._split(self.V(y))
 
-    def combine_heads(self, out):
-        r"""$\sum_hW^h$."""
+    def combine_heads(self, out: Float[Tensor, "*b h m c"], x: Queries) -> Images:
         return self.W(out.transpose(-2, -3).flatten(-2))
 
-    def matrices(self):
-        """Weights cut into heads."""
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        r"""$Q^h$ and $K^h$, `(heads, k, d)`, and $W^hV^h$, `(heads, d, d)`, detached."""
         cut = lambda weight: weight.detach().unflatten(0, (self.heads, self.head_dim))
         W = self.W.weight.detach().unflatten(1, (self.heads, self.head_dim)).movedim(1, 0)
         return cut(self.Q.weight), cut(self.K.weight), W.double() @ cut(self.V.weight).double()

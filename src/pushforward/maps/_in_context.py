@@ -1,11 +1,11 @@
-r"""In-context maps $\Gamma(\mu,x)$: one interface, currying, composition."""
+r"""In-context maps $\Gamma(\mu,x)$: what an author writes, and what every map then can do."""
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import singledispatch, wraps
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +21,45 @@ from .._tools.checks import (
 from .._tools.types import Images, Queries, Times
 from ..measures import Measure, Transport
 from ..relations import Relation
-from ._lipschitz import Lipschitz
-from ._manifolds import Euclidean, Manifold
+from ..sinkhorn import Starts
+from ._lipschitz import Lipschitz, lipschitz_bound
+
+if TYPE_CHECKING:
+    from ._composition import Compose
 
 Answer = Callable[[Tensor, Tensor | None], Tensor]
 r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
 
-
 _TOKENS = "Tokens become one with `pf.Measure(tokens)`."
+
+F = TypeVar("F", bound=Callable)
+
+
+def within(starts: Starts | None, name: str) -> Starts | None:
+    """The starts of the part of that name, if there are any."""
+    return None if starts is None else starts.within(name)
+
+
+def _either(method: F) -> F:
+    """Mark `evaluate` and `condition` abstract, each with a default in terms of the other.
+
+    `abstractmethod` would tell a type checker that both must be written.
+    """
+
+    @wraps(method)
+    def abstract(*args: object, **kwargs: object) -> object:
+        return method(*args, **kwargs)
+
+    abstract.__isabstractmethod__ = True  # type: ignore[attr-defined]
+    return abstract  # type: ignore[return-value]
 
 
 class InContextMap(nn.Module, ABC):
-    r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point.
+    r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point [A, Def. 2].
 
-    An author writes `evaluate` and gets calls with checks, currying, push-forward and composition:
+    An author writes one of two methods: `evaluate(mu, x)`, the value at points, or
+    `condition(mu)`, which does the work that depends on the context alone and returns the function
+    of points and times. The class adds calls with checks, currying, push-forward and composition.
 
     Examples:
         >>> class Attract(pf.InContextMap):
@@ -44,6 +69,15 @@ class InContextMap(nn.Module, ABC):
         >>> (Attract() @ Attract()).push(mu).atoms
         tensor([[-1.],
                 [ 1.]])
+
+        The same map, its barycentre computed once for all queries:
+
+        >>> class Attract(pf.InContextMap):
+        ...     def condition(self, mu, queries=None, starts=None):
+        ...         centre = mu.mean()[..., None, :]
+        ...         return lambda x, t: centre - x
+        >>> Attract()(mu, torch.tensor([[5.0]]))
+        tensor([[-4.]])
     """
 
     dim: int | None = None
@@ -58,40 +92,48 @@ class InContextMap(nn.Module, ABC):
     """Whether the map relates two measures: that of the queries, if given, and the context."""
     paired: bool = False
     """Whether it must be given a measure of queries."""
-    manifold: Manifold = Euclidean()
-    """Where the points live, for maps that are velocities."""
 
-    def __init_subclass__(cls, **kwargs):
-        """Refuse a map that says it is causal and never gets to see a time."""
+    def __init_subclass__(cls, **kwargs: object):
+        """Derive `condition` from `evaluate` or `evaluate` from `condition`."""
         super().__init_subclass__(**kwargs)
-        if cls.__dict__.get("causal") and cls.condition is InContextMap.condition:
+        own = [name for name in ("evaluate", "condition") if name in cls.__dict__]
+        if own == ["evaluate"]:
+            if cls.__dict__.get("causal"):
+                raise TypeError(
+                    f"{cls.__name__} is causal, but `evaluate(mu, x)` is not given times. Write "
+                    "`condition(mu, queries=None, starts=None)` instead, which returns a function "
+                    "of points and times."
+                )
+            cls.condition = InContextMap.condition.__wrapped__  # type: ignore
+        elif own == ["condition"]:
+            cls.evaluate = InContextMap.evaluate.__wrapped__  # type: ignore
+        elif own or (ABC not in cls.__bases__ and _is_abstract(cls.evaluate)):
             raise TypeError(
-                f"{cls.__name__} is causal, but `evaluate(mu, x)` is not given times. Subclass "
-                "`pf.maps.Conditioned` and write `condition(mu, queries=None)`, which returns a "
-                "function of points and times."
+                f"{cls.__name__} must write exactly one of `evaluate(mu, x)` and "
+                "`condition(mu, queries=None, starts=None)`, got "
+                f"{'both' if own else 'neither'}. (An abstract class of maps lists `ABC` among "
+                "its bases.)"
             )
 
-    @abstractmethod
+    @_either
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         r"""$\Gamma(\mu,x)$ at points `x`, `(..., m, d)`, whose shape, dtype and device fit."""
+        return self.condition(mu)(x, None)
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        r"""$\Gamma(\mu,\cdot)$, the context's share of the work done once.
+    @_either
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        r"""$\Gamma(\mu,\cdot)$ as a function of points and times, the context's work done once.
 
-        `queries` is the measure of the queries, for maps that relate two measures. Times reach
-        maps that read them; here they are dropped.
+        Nothing is checked here: that is done by calling the map.
+
+        Args:
+            mu: the context.
+            queries: the measure of the queries, for maps that relate two measures.
+            starts: potentials to start Sinkhorn solves from, handed on to the parts of a map.
         """
         return lambda x, t: self.evaluate(mu, x)
-
-    def answer(
-        self, mu: Measure, x: Tensor, t: Tensor | None, queries: Measure | None = None
-    ) -> Tensor:
-        """Condition on the context and ask once."""
-        return self.condition(mu, queries)(x, t)
-
-    def advance(self, mu: Measure) -> Measure:
-        """The push-forward, unchecked."""
-        return mu.moved(self.condition(mu)(mu.atoms, mu.times))
 
     def forward(
         self, mu: Measure, x: Queries | Measure | None = None, t: Times | None = None
@@ -101,7 +143,8 @@ class InContextMap(nn.Module, ABC):
         Args:
             mu: the context.
             x: the queries `(..., m, d)`; their batch axes broadcast with those of `mu`. A
-                `Measure` brings its times, and is the other side of maps that relate two measures.
+                `Measure` brings its times, and is the first of the two measures for maps that
+                relate two.
             t: times of the queries, for causal maps.
         """
         queries = None
@@ -119,10 +162,11 @@ class InContextMap(nn.Module, ABC):
                 "This map relates two measures, and queries without weights are not one. "
                 "Pass the queries as a measure: `gamma(mu, pf.Measure(x))`."
             )
-        return _for_each_context(mu, self.answer(mu, x, t, queries))
+        # Layer by layer: the keys and values of only one layer are in memory at a time.
+        return _for_each_context(mu, walk(stages(_layers(self), mu, queries), x, t))
 
     def at(self, mu: Measure) -> At:
-        r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls with one context."""
+        r"""The map $\Gamma(\mu,\cdot)$, a function of points that can push measures."""
         check_kind("mu", mu, Measure, _TOKENS)
         return At(self, mu)
 
@@ -130,11 +174,7 @@ class InContextMap(nn.Module, ABC):
         r"""The map between measures $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$."""
         check_kind("mu", mu, Measure, _TOKENS)
         self._check(mu, mu.atoms, mu.times)
-        return self.advance(mu)
-
-    def at_time(self, t: float) -> InContextMap:
-        """The map at a time of a flow: itself, unless it is a field that depends on time."""
-        return self
+        return advance(self, mu)
 
     def relations(self, mu: Measure) -> list[Relation]:
         """The relations of all attention layers inside, in order, each with its heads.
@@ -147,13 +187,16 @@ class InContextMap(nn.Module, ABC):
             >>> model.relations(pf.Measure(torch.randn(9, 2)))[-1]
             Conditional(9 queries, 9 keys, batch (4,))
         """
-        return []
+        check_kind("mu", mu, Measure, _TOKENS)
+        self._check(mu, mu.atoms, mu.times)
+        return relations_inside(self, mu)
 
     def lipschitz(self, radius: float) -> Lipschitz:
         r"""A certain bound for contexts and queries in the ball of a radius, from the formula.
 
         $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$. Maps whose formula gives
-        none raise `NotImplementedError`. For fields on a sphere it holds on the sphere.
+        none raise `NotImplementedError`; a map of your own gives one by
+        `pf.maps.lipschitz_bound.register`. For fields on a sphere it holds on the sphere.
 
         Args:
             radius: of the ball around the origin.
@@ -164,17 +207,12 @@ class InContextMap(nn.Module, ABC):
             True
         """
         check_number("radius", radius)
-        return self.bound(float(radius))
-
-    def bound(self, radius: float) -> Lipschitz:
-        """`lipschitz` for a radius known to be good."""
-        raise NotImplementedError(
-            f"No Lipschitz bound of {type(self).__name__} is known here. A map of yours gives one "
-            "by its method `bound(radius)`."
-        )
+        return lipschitz_bound(self, float(radius))
 
     def __matmul__(self, first: InContextMap) -> Compose:
         r"""Composition: `(gamma2 @ gamma1)` applies `gamma1` first."""
+        from ._composition import Compose
+
         return Compose(first, self)
 
     def _check(self, mu: Measure, x: Tensor, t: Tensor | None) -> None:
@@ -192,8 +230,7 @@ class InContextMap(nn.Module, ABC):
                 "Queries have times but the context has none. Build it with "
                 "`pf.Measure(atoms, times=...)`."
             )
-        reads = any(m.causal for m in self.modules() if isinstance(m, InContextMap))
-        if reads and t.numel() and not holds((t.amin(-1) >= mu.times.amin(-1)).all()):
+        if self.causal and t.numel() and not holds((t.amin(-1) >= mu.times.amin(-1)).all()):
             raise ValueError(
                 "A query earlier than every token of its context attends to nothing: the earliest "
                 f"query is at time {t.min().item():g}, the context begins at "
@@ -201,47 +238,24 @@ class InContextMap(nn.Module, ABC):
             )
 
 
-class Conditioned(InContextMap, ABC):
-    """An in-context map whose author writes `condition` instead of `evaluate`."""
-
-    @abstractmethod
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Do the context's work, return the map of points and times."""
-
-    def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Condition on the context and ask once, without times."""
-        return self.answer(mu, x, None)
+def _is_abstract(method: Callable) -> bool:
+    return getattr(method, "__isabstractmethod__", False)
 
 
 class At(Transport):
-    r"""The map $\Gamma(\mu,\cdot)$, ready for `push` or for many calls.
+    r"""The map $\Gamma(\mu,\cdot)$: a function of points that can push measures.
 
-    Without gradients the context's work is done at the first call and kept, until a parameter or
-    buffer changes. With gradients every call does it anew, so that each has a graph of its own.
+    Every call does the context's work anew, with a graph of its own, and sees parameters as they
+    are then. To do it once for many calls, take `answer = gamma.condition(mu)` and call
+    `answer(x, None)`, unchecked.
     """
 
     def __init__(self, gamma: InContextMap, mu: Measure):
         self.gamma, self.mu = gamma, mu
-        self._kept: tuple[list, Answer] | None = None
 
     def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:
         """As `gamma(mu, x, t)`."""
-        fleeting = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if fleeting or isinstance(x, Measure) or self.gamma.paired:
-            return self.gamma(self.mu, x, t)
-        self.gamma._check(self.mu, x, t)
-        state = self._state()
-        if self._kept is None or not _same_state(self._kept[0], state):
-            self._kept = state, self.gamma.condition(self.mu)
-        return _for_each_context(self.mu, self._kept[1](x, t))
-
-    def _state(self) -> list:
-        """All that the context's work depends on, to be compared by identity."""
-        kind = self.mu.atoms.device.type
-        tensors = [*self.gamma.parameters(), *self.gamma.buffers()]
-        versions = [None if t.is_inference() else t._version for t in tensors]
-        cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        return [cast, versions, *tensors]
+        return self.gamma(self.mu, x, t)
 
     def transport(self, mu: Measure) -> Measure:
         """Move a measure; the context itself goes through each layer once."""
@@ -250,122 +264,109 @@ class At(Transport):
         return mu.moved(self(mu) if self.gamma.paired else self(mu.atoms, mu.times))
 
 
-def _same_state(a: list, b: list) -> bool:
-    return a[:2] == b[:2] and len(a) == len(b) and all(map(operator.is_, a[2:], b[2:]))
+class Container(InContextMap, ABC):
+    """An in-context map made of others, its parts.
 
-
-def _for_each_context(mu: Measure, y: Tensor) -> Tensor:
-    """One answer for each context of a batch, also from a map that did not look at them."""
-    if not mu.batch_shape or y.shape[:-2] == mu.batch_shape:
-        return y
-    return y.expand(*torch.broadcast_shapes(mu.batch_shape, y.shape[:-2]), *y.shape[-2:])
-
-
-class Compose(Conditioned):
-    r"""The composition $\Gamma_L\diamond\dots\diamond\Gamma_1$ of eq. (8), first map first.
-
-    $$(\Gamma_2\diamond\Gamma_1)(\mu,x)=\Gamma_2\bigl(\Gamma_1(\mu,\cdot)_\sharp\mu,\
-      \Gamma_1(\mu,x)\bigr).$$
-
-    Its push-forward is the iterated push-forward, each layer evaluated once. Queries that ride
-    along share each layer's context work, and the atoms come out bit for bit the same with or
-    without them.
-
-    Examples:
-        >>> double = pf.Pointwise(lambda x: 2 * x)
-        >>> pf.Compose(double, pf.Residual(double)).push(pf.Measure(torch.ones(1, 1))).atoms
-        tensor([[6.]])
+    An author writes `parts` and `with_parts`, beside `evaluate` or `condition`. What the map reads
+    and which relations it has inside follow from its parts.
     """
 
-    def __init__(self, *maps: InContextMap):
-        super().__init__()
-        if not maps:
-            raise ValueError("A composition needs at least one map, got none.")
-        for gamma in maps:
-            fix = "Wrap a module in `pf.Pointwise(module)`; a list of maps is `Compose(*maps)`."
-            check_kind("maps", gamma, InContextMap, fix)
-        for before, after in zip(maps, maps[1:], strict=False):
-            if before.dim != before.context_dim:
-                raise ValueError(
-                    f"Only the last map of a composition may be cross-attention, got "
-                    f"{type(before).__name__} from R^{before.context_dim} to R^{before.dim}: the "
-                    "maps after it need to know what became of its context."
-                )
-            if None not in (before.out_dim, after.dim) and before.out_dim != after.dim:
-                raise ValueError(
-                    f"Maps do not fit: {type(before).__name__} ends in R^{before.out_dim}, "
-                    f"{type(after).__name__} begins in R^{after.dim}."
-                )
-        self.maps = nn.ModuleList(maps)
-        self.dim, self.context_dim = maps[0].dim, maps[0].context_dim
-        self.out_dim = maps[-1].out_dim
-        for trait in ("causal", "two_sided", "paired"):
-            setattr(self, trait, any(getattr(gamma, trait) for gamma in maps))
+    sequential: ClassVar[bool] = False
+    """Whether each part is applied to what the parts before made of context and queries; if not,
+    every part sees the context of the whole."""
 
-    def at_time(self, t: float) -> InContextMap:
-        """Every map at that time."""
-        now = [gamma.at_time(t) for gamma in self]
-        same = all(map(operator.is_, now, self))
-        return self if same else Compose(*now)
+    @abstractmethod
+    def parts(self) -> Sequence[InContextMap]:
+        """The maps directly inside, in order."""
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """Push the context through, and keep each layer's work for the queries to come."""
-        stages = list(self._stages(mu, queries))
-        return lambda x, t: _walk(stages, x, t)
+    @abstractmethod
+    def with_parts(self, parts: Sequence[InContextMap]) -> InContextMap:
+        """The same combination of other parts."""
 
-    def answer(
-        self, mu: Measure, x: Tensor, t: Tensor | None, queries: Measure | None = None
-    ) -> Tensor:
-        """Move queries and context together; only one layer's work is kept at a time."""
-        return _walk(self._stages(mu, queries), x, t)
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        """Whether some part is."""
+        return any(part.causal for part in self.parts())
 
-    def advance(self, mu: Measure) -> Measure:
-        """Push through each layer once."""
-        for gamma in self:
-            mu = gamma.advance(mu)
-        return mu
+    @property
+    def two_sided(self) -> bool:  # type: ignore[override]
+        """Whether some part is."""
+        return any(part.two_sided for part in self.parts())
 
-    def relations(self, mu: Measure) -> list[Relation]:
-        """Those of every map, on what the maps before made of the context."""
-        check_kind("mu", mu, Measure, _TOKENS)
-        self._check(mu, mu.atoms, mu.times)
-        found = []
-        for gamma in self:
-            found += gamma.relations(mu)
-            mu = gamma.advance(mu)
-        return found
-
-    def bound(self, radius: float) -> Lipschitz:
-        """Bound after bound, each in the ball that the images before lie in."""
-        first, *others = self
-        found = first.bound(radius)
-        for gamma in others:
-            found = found.then(gamma.bound(found.reach))
-        return found
-
-    def __iter__(self) -> Iterator[InContextMap]:
-        """The maps, first map first."""
-        return cast(Iterator[InContextMap], iter(self.maps))
-
-    def __len__(self) -> int:
-        """Number of maps."""
-        return len(self.maps)
-
-    def _stages(self, mu: Measure, queries: Measure | None) -> Iterator[Answer]:
-        """Each layer's map of points, its context being what the layers before made of `mu`."""
-        *inner, last = self
-        queries = queries if self.two_sided else None
-        for gamma in inner:
-            own = gamma.condition(mu)
-            asked = own if queries is None or not gamma.two_sided else gamma.condition(mu, queries)
-            yield asked
-            mu = mu.moved(own(mu.atoms, mu.times))
-            if queries is not None:
-                queries = queries.moved(asked(queries.atoms, queries.times))
-        yield last.condition(mu, queries)
+    @property
+    def paired(self) -> bool:  # type: ignore[override]
+        """Whether some part is."""
+        return any(part.paired for part in self.parts())
 
 
-def _walk(stages: Iterable[Answer], x: Tensor, t: Tensor | None) -> Tensor:
+@singledispatch
+def relations_inside(gamma: InContextMap, mu: Measure) -> list[Relation]:
+    """The relations of all attention inside a map, unchecked; none by default.
+
+    Args:
+        gamma: the map; kinds of maps that have relations are registered.
+        mu: the context.
+    """
+    return []
+
+
+@relations_inside.register(Container)
+def _(gamma: Container, mu: Measure) -> list[Relation]:
+    found: list[Relation] = []
+    for part in gamma.parts():
+        found += relations_inside(part, mu)
+        if gamma.sequential:
+            mu = advance(part, mu)
+    return found
+
+
+def advance(gamma: InContextMap, mu: Measure) -> Measure:
+    """The push-forward, unchecked: each layer evaluated once."""
+    for layer in _layers(gamma):
+        mu = mu.moved(layer.condition(mu)(mu.atoms, mu.times))
+    return mu
+
+
+def stages(
+    maps: Sequence[InContextMap],
+    mu: Measure,
+    queries: Measure | None = None,
+    starts: Starts | None = None,
+) -> Iterator[Answer]:
+    """Each map as a function of points, its context being what the maps before made of `mu`.
+
+    Atoms are moved by themselves, so that queries do not change a bit of them.
+    """
+    *inner, last = maps
+    if not any(gamma.two_sided for gamma in maps):
+        queries = None
+    for k, gamma in enumerate(inner):
+        own = asked = gamma.condition(mu, None, within(starts, f"{k}"))
+        if queries is not None and gamma.two_sided:
+            asked = gamma.condition(mu, queries, within(starts, f"{k}.queries"))
+        yield asked
+        mu = mu.moved(own(mu.atoms, mu.times))
+        if queries is not None:
+            queries = queries.moved(asked(queries.atoms, queries.times))
+    yield last.condition(mu, queries, within(starts, f"{len(inner)}"))
+
+
+def walk(stages: Iterable[Answer], x: Tensor, t: Tensor | None) -> Tensor:
+    """Points moved by one map after another."""
     for stage in stages:
         x = stage(x, t)
     return x
+
+
+def _layers(gamma: InContextMap) -> list[InContextMap]:
+    """The maps that a map applies one after another: itself, if it is no composition."""
+    if not (isinstance(gamma, Container) and gamma.sequential):
+        return [gamma]
+    return [layer for part in gamma.parts() for layer in _layers(part)]
+
+
+def _for_each_context(mu: Measure, y: Tensor) -> Tensor:
+    """One image for each context of a batch, also from a map that does not depend on it."""
+    if not mu.batch_shape or y.shape[:-2] == mu.batch_shape:
+        return y
+    return y.expand(*torch.broadcast_shapes(mu.batch_shape, y.shape[:-2]), *y.shape[-2:])

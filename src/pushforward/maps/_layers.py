@@ -1,16 +1,16 @@
 """The plain layers: maps of points alone, and the residual step."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+
 from torch import Tensor, nn
 
 from .._tools.checks import check_kind, check_sizes
 from .._tools.types import Images, Queries
 from ..measures import Measure
-from ..relations import Relation
-from ._in_context import Answer, Conditioned, InContextMap
-from ._lipschitz import Lipschitz, of_points, slope
+from ..sinkhorn import Starts
+from ._in_context import Answer, Container, InContextMap, within
 
 
 class Pointwise(InContextMap):
@@ -38,21 +38,11 @@ class Pointwise(InContextMap):
         self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Ignore the context."""
         return self.f(x)
-
-    def bound(self, radius: float) -> Lipschitz:
-        """Where the function is a layer whose slope is known."""
-        tensors = list(self.f.parameters()) if isinstance(self.f, nn.Module) else []
-        dim = self.f.in_features if isinstance(self.f, nn.Linear) else self.dim
-        if dim is None:
-            raise NotImplementedError("A bound needs the dimension: `Pointwise(f, dim=...)`.")
-        zero = tensors[0].new_zeros(1, dim) if tensors else torch.zeros(1, dim)
-        return of_points(self.f, slope(self.f), radius, zero)
 
 
 class MLP(InContextMap):
-    r"""Two layers on each point, $F(x)=\varsigma x+A_2\,\sigma(A_1x+b_1)+b_2$, eq. (55).
+    r"""Two layers on each point, $F(x)=\varsigma x+A_2\,\sigma(A_1x+b_1)+b_2$ [A, eq. 55].
 
     Args:
         dim: dimension of the points.
@@ -86,19 +76,12 @@ class MLP(InContextMap):
         self.skip = skip
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Ignore the context."""
         y = self.A2(self.activation(self.A1(x)))
         return x + y if self.skip else y
 
-    def bound(self, radius: float) -> Lipschitz:
-        r"""$\|A_2\|\,\mathrm{Lip}(\sigma)\,\|A_1\|$, and 1 for the skip."""
-        steep = slope(self.A1) * slope(self.activation) * slope(self.A2) + self.skip
-        zero = self.A1.weight.new_zeros(1, self.A1.in_features)
-        return of_points(lambda x: self.A2(self.activation(self.A1(x))), steep, radius, zero)
 
-
-class Residual(Conditioned):
-    r"""The step $x+h\,\Gamma(\mu,x)$, eq. (20): a residual connection, or one step of Euler.
+class Residual(Container):
+    r"""The step $x+h\,\Gamma(\mu,x)$: a residual connection, or one step of Euler [A, eq. 20].
 
     Args:
         gamma: the map $\Gamma$, from a space into itself.
@@ -122,16 +105,18 @@ class Residual(Conditioned):
             )
         self.gamma, self.step = gamma, step
         self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
-        self.causal, self.two_sided, self.paired = gamma.causal, gamma.two_sided, gamma.paired
 
-    def at_time(self, t: float) -> InContextMap:
-        """The step of the inner map at that time."""
-        now = self.gamma.at_time(t)
-        return self if now is self.gamma else Residual(now, step=self.step)
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.gamma,)
 
-    def condition(self, mu: Measure, queries: Measure | None = None) -> Answer:
-        """The inner map does the context's work."""
-        inner = self.gamma.condition(mu, queries)
+    def with_parts(self, parts: Sequence[InContextMap]) -> Residual:
+        (gamma,) = parts
+        return Residual(gamma, step=self.step)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        inner = self.gamma.condition(mu, queries, within(starts, "gamma"))
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
             y = inner(x, t)
@@ -143,11 +128,3 @@ class Residual(Conditioned):
             return x + self.step * y
 
         return answer
-
-    def bound(self, radius: float) -> Lipschitz:
-        """One for the point itself, and the inner map's."""
-        return Lipschitz(1.0, 0.0, radius, radius) + self.gamma.bound(radius).scaled(self.step)
-
-    def relations(self, mu: Measure) -> list[Relation]:
-        """Those of the inner map."""
-        return self.gamma.relations(mu)

@@ -1,31 +1,32 @@
-r"""Lipschitz bounds that are certain: what a formula says, not what a sample shows.
+r"""Lipschitz bounds that are certain: derived from formulas, not estimated from samples.
 
 $$|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu),\qquad|\Gamma(\mu,x)|\le\rho$$
 
-for points and measures in the ball of radius $R$. Bounds compose: the images of one map lie in the
-ball in which the next is asked.
+for points and measures in the ball of radius $R$. Bounds compose: the images of the first map lie
+in the ball of radius $\rho$, on which the next map is bounded. The formulas of maps are in
+`_bounds`, those of fields in the chapter `flows`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import reduce, singledispatch
 from operator import mul
 
 import torch
 from torch import Tensor, nn
 
 ROUNDING = 1 + 1e-12
-"""What a norm computed in float64 is multiplied by, to be one for certain."""
+"""Factor that makes a norm computed in float64 an upper bound in spite of rounding."""
 
-SLOPES: dict[object, float] = {
+ACTIVATIONS: dict[object, float] = {
     nn.Identity: 1.0, nn.ReLU: 1.0, torch.relu: 1.0, nn.functional.relu: 1.0,
     nn.Tanh: 1.0, torch.tanh: 1.0, nn.Sigmoid: 0.25, torch.sigmoid: 0.25,
     nn.GELU: 1.13, nn.functional.gelu: 1.13, nn.SiLU: 1.1, nn.functional.silu: 1.1,
     torch.sin: 1.0, torch.cos: 1.0,
 }  # fmt: skip
-"""The steepest slope of an activation; GELU's is 1.129, SiLU's 1.0999."""
+"""Lipschitz constants of activations; that of GELU is 1.129, of SiLU 1.0999, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -51,42 +52,66 @@ class Lipschitz:
 
     @property
     def measure(self) -> float:
-        r"""Of the map of measures $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$ in $W_1$: the sum."""
+        r"""The constant of $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$ in $W_1$: $L_x+L_\mu$."""
         return self.x + self.mu
 
     def then(self, after: Lipschitz) -> Lipschitz:
-        """The bound of a composition, this map first."""
+        """The bound of the composition with a map that is applied after this one."""
         mu = _product(after.x, self.mu) + _product(after.mu, self.measure)
         return Lipschitz(_product(after.x, self.x), mu, self.radius, after.reach)
 
     def scaled(self, factor: float) -> Lipschitz:
-        """Of a multiple of the map."""
+        """The bound of a multiple of the map."""
         x, mu, reach = (_product(abs(factor), v) for v in (self.x, self.mu, self.reach))
         return Lipschitz(x, mu, self.radius, reach)
 
     def __add__(self, other: Lipschitz) -> Lipschitz:
-        """Of a sum of maps."""
+        """The bound of a sum of maps."""
         return Lipschitz(
             self.x + other.x, self.mu + other.mu, self.radius, self.reach + other.reach
         )
 
 
 def _product(a: float, b: float) -> float:
-    """Zero times infinity is zero: what does not depend on something stays so."""
+    """The product with zero times infinity equal to zero, as for a map that is constant."""
     return a * b if a and b else 0.0
 
 
+@singledispatch
+def lipschitz_bound(gamma: object, radius: float) -> Lipschitz:
+    """The bound of a map on the ball of a radius; `gamma.lipschitz(radius)` calls it.
+
+    Args:
+        gamma: the map; a kind of map gets its formula by `lipschitz_bound.register`.
+        radius: of the ball around the origin that contexts and queries lie in.
+
+    Examples:
+        >>> class Halve(pf.InContextMap):
+        ...     def evaluate(self, mu, x):
+        ...         return x / 2
+        >>> @pf.maps.lipschitz_bound.register(Halve)
+        ... def halve_bound(gamma, radius):
+        ...     return pf.maps.Lipschitz(x=0.5, mu=0.0, radius=radius, reach=radius / 2)
+        >>> (Halve() @ Halve()).lipschitz(1.0).x
+        0.25
+    """
+    raise NotImplementedError(
+        f"No Lipschitz bound of {type(gamma).__name__} is known here. Give one with "
+        "`@pf.maps.lipschitz_bound.register(...)`."
+    )
+
+
 def norm(matrix: Tensor) -> float:
-    """The largest singular value, rounding allowed for."""
+    """The largest singular value, rounded up."""
     return ROUNDING * float(torch.linalg.matrix_norm(matrix.detach().double(), 2))
 
 
-def slope(f: Callable[[Tensor], Tensor]) -> float:
-    """A Lipschitz constant of a function of points, where its formula is known."""
+def function_lipschitz(f: Callable[[Tensor], Tensor]) -> float:
+    """A Lipschitz constant of a function of points: a layer, an activation or a sequence."""
     if isinstance(f, nn.Linear):
         return norm(f.weight)
     if isinstance(f, nn.Sequential):
-        return reduce(mul, map(slope, f), 1.0)
+        return reduce(mul, map(function_lipschitz, f), 1.0)
     if isinstance(f, nn.LayerNorm) and f.eps > 0:
         scale = 1.0 if f.weight is None else float(f.weight.detach().abs().max())
         return ROUNDING * scale / f.eps**0.5
@@ -94,7 +119,7 @@ def slope(f: Callable[[Tensor], Tensor]) -> float:
         return max(1.0, abs(f.negative_slope))
     if isinstance(f, nn.ELU):
         return max(1.0, abs(f.alpha))
-    known = SLOPES.get(type(f)) if isinstance(f, nn.Module) else SLOPES.get(f)
+    known = ACTIVATIONS.get(type(f)) if isinstance(f, nn.Module) else ACTIVATIONS.get(f)
     if known is None:
         raise NotImplementedError(
             f"No Lipschitz constant of {f} is known here. Linear layers, LayerNorm, the usual "
@@ -103,17 +128,17 @@ def slope(f: Callable[[Tensor], Tensor]) -> float:
     return known
 
 
-def of_points(
-    f: Callable[[Tensor], Tensor], steep: float, radius: float, zero: Tensor
+def pointwise_lipschitz(
+    f: Callable[[Tensor], Tensor], constant: float, radius: float, zero: Tensor
 ) -> Lipschitz:
     r"""The bound of a map of points alone: $|F(x)|\le|F(0)|+LR$.
 
     Args:
-        f: the map.
-        steep: its Lipschitz constant $L$.
+        f: the map $F$.
+        constant: its Lipschitz constant $L$.
         radius: $R$.
         zero: the origin, `(1, d)`, in the dtype and on the device of the map.
     """
     with torch.no_grad():
         start = ROUNDING * float(f(zero).norm())
-    return Lipschitz(steep, 0.0, radius, start + steep * radius)
+    return Lipschitz(constant, 0.0, radius, start + constant * radius)

@@ -9,7 +9,7 @@ from ..measures import Measure, MeasureMap
 
 
 def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
-    r"""The map between measures of a sequence model $F$, $f\circ\iota=\iota\circ F$.
+    r"""The map between measures of a sequence model $F$: $f\circ\iota=\iota\circ F$ [A, eq. 4].
 
     A sequence has equal weights, so measures must have them too; total mass is kept. Atoms of zero
     mass are not shown to the model, and each measure of a batch is shown alone.

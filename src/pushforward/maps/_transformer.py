@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from .. import ops
 from .._tools.checks import check_kind, check_sizes
-from ..affinities import Affinity
+from ..affinities import PointAffinity
 from ..relations import Normaliser
 from ._attention import Attention, Causal
-from ._in_context import Compose, InContextMap
+from ._composition import Compose, Composition
+from ._in_context import InContextMap
 from ._layers import MLP, Pointwise, Residual
 
 
 class Norm(ABC):
-    """How a layer becomes residual, and where a LayerNorm stands in it."""
+    """A way to make a layer residual, with a LayerNorm."""
 
     @abstractmethod
     def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
-        r"""The residual layer of $\Gamma$ on $\mathbb R^d$ with its LayerNorm."""
+        r"""The residual layer of $\Gamma$ on $\mathbb R^d$, with its LayerNorm."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,12 @@ class PreNorm(Norm):
     r"""$x+h\,\Gamma(\nu_\sharp\mu,\nu(x))$ with $\nu$ a LayerNorm.
 
     Args:
-        eps: inside the square root of the LayerNorm.
+        eps: added to the variance inside the square root of the LayerNorm.
     """
 
     eps: float = 1e-5
 
-    def wrap(self, gamma, dim, step):
-        """Normalise what the map sees."""
+    def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
         return Residual(Compose(_normal(dim, self.eps), gamma), step=step)
 
 
@@ -44,13 +45,12 @@ class PostNorm(Norm):
     r"""$\nu(x+h\,\Gamma(\mu,x))$ with $\nu$ a LayerNorm.
 
     Args:
-        eps: inside the square root of the LayerNorm.
+        eps: added to the variance inside the square root of the LayerNorm.
     """
 
     eps: float = 1e-5
 
-    def wrap(self, gamma, dim, step):
-        """Normalise what comes out."""
+    def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
         return Compose(Residual(gamma, step=step), _normal(dim, self.eps))
 
 
@@ -64,8 +64,56 @@ def _normal(dim: int, eps: float) -> Pointwise:
     return Pointwise(nn.LayerNorm(dim, eps), dim=dim, out_dim=dim)
 
 
-class Transformer(Compose):
-    r"""The transformer on measures.
+@dataclass(frozen=True)
+class Block:
+    """What every block of a transformer shares.
+
+    Args:
+        norm: `PreNorm()`, `PostNorm()` or None. A LayerNorm keeps little of a token of few
+            coordinates: use it with `width=` of the transformer.
+        head_dim: dimension of each head, the token dimension by default.
+        affinity: as in `Attention`.
+        normaliser: as in `Attention`.
+        mask: as in `Attention`.
+        impl: as in `Attention`.
+
+    Examples:
+        >>> block = pf.Block(norm=pf.PreNorm(), normaliser=pf.Sinkhorn(steps=5))
+        >>> model = pf.Transformer(2, depth=3, heads=2, width=16, block=block)
+        >>> model.push(pf.Measure(torch.randn(9, 2)))
+        Measure(9 atoms in R^2, float32, cpu)
+    """
+
+    norm: Norm | None = None
+    head_dim: int | None = None
+    affinity: PointAffinity | None = None
+    normaliser: Normaliser | None = None
+    mask: Causal | None = None
+    impl: ops.Impl | None = None
+
+    def __post_init__(self) -> None:
+        if self.norm is not None:
+            check_kind("norm", self.norm, Norm, "Use `pf.PreNorm()` or `pf.PostNorm()`.")
+
+    def layers(self, dim: int, heads: int, hidden: int, step: float) -> list[InContextMap]:
+        r"""Residual attention and a residual MLP on tokens in $\mathbb R^d$."""
+        attention = Attention(
+            dim,
+            heads=heads,
+            head_dim=self.head_dim,
+            affinity=self.affinity,
+            normaliser=self.normaliser,
+            mask=self.mask,
+            impl=self.impl,
+        )
+        both: list[InContextMap] = [attention, MLP(dim, hidden)]
+        if self.norm is None:
+            return [Residual(gamma, step=step) for gamma in both]
+        return [self.norm.wrap(gamma, dim, step) for gamma in both]
+
+
+class Transformer(Composition):
+    r"""The transformer on measures, a composition of attention and MLPs [A, eq. 58].
 
     $$F_{\xi_L}\diamond\Gamma_{\theta_L}\diamond\dots\diamond F_{\xi_1}\diamond\Gamma_{\theta_1}.$$
 
@@ -81,14 +129,9 @@ class Transformer(Compose):
         width: dimension of the tokens inside, `dim` by default; if given, a linear embedding comes
             first and a linear read-out last.
         out_dim: dimension of the images, `dim` by default; if given, a linear read-out comes last.
-        head_dim: dimension of each head, the token dimension by default.
         step: factor of every residual branch.
-        norm: `PreNorm()`, `PostNorm()` or None. A LayerNorm keeps little of a token of few
-            coordinates: use it with `width=`.
-        affinity: as in `Attention`.
-        normaliser: as in `Attention`.
-        mask: as in `Attention`.
-        impl: as in `Attention`.
+        block: what every block shares: LayerNorm, affinity, normaliser, mask; `Block()` by
+            default.
 
     Examples:
         >>> model = pf.Transformer(2, depth=4, heads=4, hidden=64)
@@ -105,41 +148,26 @@ class Transformer(Compose):
         hidden: int | None = None,
         width: int | None = None,
         out_dim: int | None = None,
-        head_dim: int | None = None,
         step: float = 1.0,
-        norm: Norm | None = None,
-        affinity: Affinity | None = None,
-        normaliser: Normaliser | None = None,
-        mask: Causal | None = None,
-        impl: ops.Impl | None = None,
+        block: Block | None = None,
     ):
         check_sizes(dim=dim, depth=depth, width=width, out_dim=out_dim)
-        if norm is not None:
-            check_kind("norm", norm, Norm, "Use `pf.PreNorm()` or `pf.PostNorm()`.")
+        block = Block() if block is None else block
+        check_kind("block", block, Block, "Use `pf.Block(norm=pf.PreNorm())`, say.")
         inner = dim if width is None else width
         hidden = 4 * inner if hidden is None else hidden
         layers: list[InContextMap] = []
         if width is not None:
             layers.append(Pointwise(nn.Linear(dim, inner), dim=dim, out_dim=inner))
         for _ in range(depth):
-            attention = Attention(
-                inner,
-                heads=heads,
-                head_dim=head_dim,
-                affinity=affinity,
-                normaliser=normaliser,
-                mask=mask,
-                impl=impl,
-            )
-            for gamma in (attention, MLP(inner, hidden)):
-                if norm is None:
-                    layers.append(Residual(gamma, step=step))
-                else:
-                    layers.append(norm.wrap(gamma, inner, step))
+            layers += block.layers(inner, heads, hidden, step)
         if width is not None or out_dim is not None:
             last = dim if out_dim is None else out_dim
             layers.append(Pointwise(nn.Linear(inner, last), dim=inner, out_dim=last))
         super().__init__(*layers)
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> Compose:
+        return Compose(*parts)
 
     @classmethod
     def universal(
@@ -170,5 +198,5 @@ class Transformer(Compose):
             hidden=hidden,
             width=dim + 3 * out_dim,
             out_dim=out_dim,
-            head_dim=1,
+            block=Block(head_dim=1),
         )

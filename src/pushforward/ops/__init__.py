@@ -4,17 +4,18 @@ $$\ell_i=\log\sum_j e^{s\langle q_i,k_j\rangle+b_j},\qquad
   o_i=\frac{\sum_j v_j\,e^{s\langle q_i,k_j\rangle+b_j}}{\sum_j e^{s\langle q_i,k_j\rangle+b_j}}.$$
 
 A measure enters as log-weights inside the bias $b$, so a weighted, duplicated or padded atom needs
-no special case: $b_j=-\infty$ is an atom without mass, and neither its key nor its value is ever
-seen. Where a query sees nothing, `log_integral` is $-\infty$, `average` is 0, all gradients are 0.
+no special case: $b_j=-\infty$ is an atom without mass, and its key and value have no influence.
+For a query that sees no mass, `log_integral` is $-\infty$, `average` is 0, and all gradients are
+0.
 
 Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever the other dtypes.
 `impl` picks an implementation of the same mathematics and never falls back; `None` chooses by
 size.
 """
 
+from .._tools.types import Clock as Clock
 from ._reductions import (
     IMPLS as IMPLS,
-    Clock as Clock,
     Impl as Impl,
     average as average,
     implementation as implementation,

@@ -1,41 +1,25 @@
-r"""The two reductions the library is built on; tensors in, tensors out.
-
-$$\ell_i=\log\sum_j e^{s\langle q_i,k_j\rangle+b_j},\qquad
-  o_i=\frac{\sum_j v_j\,e^{s\langle q_i,k_j\rangle+b_j}}{\sum_j e^{s\langle q_i,k_j\rangle+b_j}}.$$
-
-A measure enters as log-weights inside the bias $b$, so a weighted, duplicated or padded atom needs
-no special case: $b_j=-\infty$ is an atom without mass, and neither its key nor its value is ever
-seen. Where a query sees nothing, `log_integral` is $-\infty$, `average` is 0, all gradients are 0.
-
-Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever the other dtypes.
-`impl` picks an implementation of the same mathematics and never falls back; `None` chooses by
-size.
-"""
+r"""Signatures of the two reductions, and the choice of an implementation."""
 
 from math import prod
 from types import ModuleType
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_reduction
 from .._tools.precision import full_precision
+from .._tools.types import Clock
 from . import _reference as reference, _streamed as streamed
-
-__all__ = ["average", "log_integral"]
 
 Impl = Literal["reference", "streamed"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
 
 SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
-"""Up to so many pairs of query and atom the dense reference is the default: there it is no slower
-than streaming, and takes megabytes."""
-
-Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
-r"""Times of queries and of atoms: a query at time $t$ sees the atoms at times $s\le t$."""
+"""Up to this many pairs of query and atom the dense reference is the default: there it is as fast
+as streaming and takes a few megabytes."""
 
 
 def log_integral(
@@ -57,8 +41,8 @@ def log_integral(
         scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
         impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: whether shapes are checked, and contexts may have no mass at all, or NaN at atoms
-            without mass. Those who know better, as the layers do, save the time.
+        guard: check shapes, and handle contexts without mass and NaN at atoms without mass.
+            Layers pass False because their inputs are already checked.
 
     Returns:
         One number per query, in the bias's dtype or better; $-\infty$ where nothing is seen.
@@ -96,8 +80,8 @@ def average(
         scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
         impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: whether shapes are checked, and contexts may have no mass at all, or NaN at atoms
-            without mass. Those who know better, as the layers do, save the time.
+        guard: check shapes, and handle contexts without mass and NaN at atoms without mass.
+            Layers pass False because their inputs are already checked.
 
     Returns:
         One value per query, in the dtype of `v`; 0 where nothing is seen.
@@ -115,7 +99,7 @@ def average(
 
 
 def _choose(q: Tensor, k: Tensor) -> Impl:
-    """Dense while the pairs are few."""
+    """Dense for few pairs, streamed for many."""
     batch = q.shape[:-2]
     if k.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, k.shape[:-2])
@@ -125,7 +109,7 @@ def _choose(q: Tensor, k: Tensor) -> Impl:
 
 
 def _comparable(times: Clock | None) -> Clock | None:
-    """Times in one dtype: an integer time must not be rounded to a float32 one."""
+    """Both times in one dtype; float64, so that an integer time is not rounded to float32."""
     if times is None or times[0].dtype == times[1].dtype:
         return times
     return times[0].double(), times[1].double()

@@ -1,6 +1,7 @@
-"""Dense definitions: the oracle every other implementation is compared with.
+"""Dense definitions: the reference that every other implementation is compared with.
 
-Any floating dtype, twice differentiable, and made of operations that `torch.func` transforms.
+They work in any floating dtype, are twice differentiable, and consist of operations that
+`torch.func` transforms.
 """
 
 import torch
@@ -8,9 +9,14 @@ from torch import Tensor
 
 from .._tools.precision import align
 
+Times = tuple[Tensor, Tensor] | None
+"""Times of queries and of keys, if there is a causal mask."""
 
-def log_integral(q: Tensor, k: Tensor, bias: Tensor, scale: float, times, guard: bool) -> Tensor:
-    """Materialise the scores, then log-sum-exp."""
+
+def log_integral(
+    q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
+) -> Tensor:
+    """All scores as a matrix, then log-sum-exp."""
     q, k, bias = align(q, k, bias)
     if not guard and times is None:
         return _scores(q, k, bias, scale, times).logsumexp(-1)
@@ -20,9 +26,9 @@ def log_integral(q: Tensor, k: Tensor, bias: Tensor, scale: float, times, guard:
 
 
 def average(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times, guard: bool
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
 ) -> Tensor:
-    """Materialise the scores, then softmax."""
+    """All scores as a matrix, then softmax."""
     q, k, v, bias = align(q, k, v, bias)
     if not guard and times is None:
         return _scores(q, k, bias, scale, times).softmax(-1) @ v
@@ -32,26 +38,27 @@ def average(
     return (scores.softmax(-1) @ v).masked_fill(empty[..., None], 0)
 
 
-def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times) -> Tensor:
+def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times) -> Tensor:
     r"""$S_{ij}=s\langle q_i,k_j\rangle+b_j$, minus infinity for atoms in a query's future."""
     scores = (scale * q) @ k.mT + bias[..., None, :]
     if times is None:
         return scores
-    asked, told = times
-    return scores.masked_fill(told[..., None, :] > asked[..., :, None], -torch.inf)
+    query_times, key_times = times
+    future = key_times[..., None, :] > query_times[..., :, None]
+    return scores.masked_fill(future, -torch.inf)
 
 
 def _guarded(k: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys emptied where there is no mass, a bias with finite entries, contexts without mass."""
+    """Keys set to 0 at atoms without mass; contexts without mass get bias 0 and are returned."""
     dead = bias == -torch.inf
     empty = dead.all(-1, keepdim=True)
     return k.masked_fill(dead[..., None], 0), bias.masked_fill(empty, 0), empty
 
 
-def _patched(scores: Tensor, empty: Tensor, times) -> tuple[Tensor, Tensor]:
-    """Finite scores for queries that see nothing, and which queries these are.
+def _patched(scores: Tensor, empty: Tensor, times: Times) -> tuple[Tensor, Tensor]:
+    """Finite scores for queries that see no mass, and which queries these are.
 
-    So no derivative is NaN; the caller overwrites their result.
+    This keeps derivatives free of NaN; the caller overwrites the results of these queries.
     """
     if times is not None:
         empty = empty | (scores == -torch.inf).all(-1)

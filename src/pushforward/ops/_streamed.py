@@ -1,9 +1,12 @@
 r"""The same reductions over tiles: O(m + n) memory, forward and backward, never an (m, n) array.
 
-`average` without times goes to PyTorch's fused attention, mass and all. Everything else runs
-through two tile loops, which are opaque operators to `torch.compile`: a graph holds one node where
-the loop has thousands of tiles.
+On a CPU, `average` without times uses PyTorch's fused attention, with the log-weights inside the
+keys. Everything else runs through two loops over tiles. They are registered as operators, so that
+a graph of `torch.compile` has one node instead of thousands of tiles.
 """
+
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +16,17 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from .._tools.once import check_no_tangent
 from .._tools.precision import align
 
+Times = tuple[Tensor, Tensor] | None
+"""Times of queries and of keys, if there is a causal mask."""
+
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
-"""Elements of a tile and its largest width: cache on a CPU, enough parallel work on a GPU."""
+"""Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
 
 
-def log_integral(q: Tensor, k: Tensor, bias: Tensor, scale: float, times, guard: bool) -> Tensor:
-    """Tile by tile, with a running maximum; always guarded, it costs nothing here."""
+def log_integral(
+    q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
+) -> Tensor:
+    """Tile by tile, with a running maximum; always guarded, because that costs nothing here."""
     check_no_tangent("The streamed log-integral", q, k, bias)
     q, k, bias = align(q, k, bias)
     batch, (q, k, bias), clock = _fold((scale * q, k, bias[..., None]), times)
@@ -27,9 +35,9 @@ def log_integral(q: Tensor, k: Tensor, bias: Tensor, scale: float, times, guard:
 
 
 def average(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times, guard: bool
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
 ) -> Tensor:
-    """Fused attention where it fits, tiles elsewhere."""
+    """Fused attention where it applies, tiles elsewhere."""
     check_no_tangent("The streamed average", q, k, v, bias)
     q, k, v, bias = align(q, k, v, bias)
     q = scale * q
@@ -40,8 +48,10 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def _fold(tensors, times):
-    """Broadcast the leading axes against each other and fold them into one."""
+def _fold(
+    tensors: tuple[Tensor, ...], times: Times
+) -> tuple[torch.Size, list[Tensor], tuple[Tensor | None, Tensor | None]]:
+    """Broadcast the leading axes against each other and flatten them to one."""
     if times is not None:
         tensors = (*tensors, *(t[..., None] for t in times))
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
@@ -49,18 +59,19 @@ def _fold(tensors, times):
     folded = [t.expand(*batch, *t.shape[-2:]).reshape(count, *t.shape[-2:]) for t in tensors]
     if times is None:
         return batch, folded, (None, None)
-    *folded, asked, told = folded
-    return batch, folded, (asked[..., 0], told[..., 0])
+    *folded, query_times, key_times = folded
+    return batch, folded, (query_times[..., 0], key_times[..., 0])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor:
-    r"""Mass rides inside the keys, $\langle q,k\rangle+b=\langle(q,1),(k,b)\rangle$.
+    r"""Fused attention with the bias inside the keys.
 
-    So the weights get their gradient from the keys' and no mask is formed. The fused kernel wants
-    one width for queries, keys and values: zeros fill the rest. Keys are measured from the corner
-    of their box nearest 0 and the bias from its maximum, which shifts each query's scores by a
-    constant and keeps the kernel's stored log-sum-exp, hence its gradients, accurate. No key is
-    smaller than that corner, so none loses digits to a far one, as it would to the mean.
+    Since $\langle q,k\rangle+b=\langle(q,1),(k,b)\rangle$, the bias gets its gradient from that of
+    the keys and no mask is formed. The fused kernel needs one width for queries, keys and values,
+    so they are padded with zeros. Keys are shifted by the corner of their bounding box nearest to
+    0 and the bias by its maximum. This changes each query's scores by a constant and keeps the
+    log-sum-exp that the kernel stores, hence its gradients, accurate. The corner is not larger
+    than any key, so no key loses digits, as it would with the mean in place of the corner.
     """
     if guard:
         dead = bias == -torch.inf
@@ -81,7 +92,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor
     return out[..., : v.shape[-1]].reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def _tiles(q: Tensor, k: Tensor):
+def _tiles(q: Tensor, k: Tensor) -> tuple[list[tuple[slice, slice]], list[slice]]:
     """Slices over batch and queries, and slices over atoms."""
     area, width = TILE["cpu" if q.device.type == "cpu" else "cuda"]
     (b, m), n = q.shape[:2], k.shape[1]
@@ -92,17 +103,23 @@ def _tiles(q: Tensor, k: Tensor):
     return rows, cut(n, width)
 
 
-def _seen(asked: Tensor | None, told: Tensor | None, i: slice, j: slice, columns):
-    """The atoms' slices that the queries of a tile may see, each with its mask or None.
+def _visible(
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    i: slice,
+    j: slice,
+    columns: list[slice],
+) -> Iterator[tuple[slice, Tensor | None]]:
+    """Slices of atoms that the queries of a tile may see, each with its mask or None.
 
     On a CPU, tiles wholly in the future are skipped; elsewhere reading the times would stall the
     device, so they are masked like the others.
     """
     for c in columns:
-        if asked is None or told is None:
+        if query_times is None or key_times is None:
             yield c, None
             continue
-        hidden = told[i, None, c] > asked[i, j, None]
+        hidden = key_times[i, None, c] > query_times[i, j, None]
         if hidden.device.type != "cpu" or not hidden.all():
             yield c, hidden
 
@@ -115,12 +132,17 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor, hidden: Tensor | None) -> Tensor
 
 @torch.library.custom_op("pushforward::reduce_tiles", mutates_args=())
 def reduce_tiles(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, asked: Tensor | None, told: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Average and log-integral of `[b, m, k]` queries in one pass; `v` may have width 0.
 
-    The log-integral comes as the largest score and the rest, whose sum would be rounded at the
-    size of the former and spoil the gradients of large scores.
+    The log-integral is returned as two summands, the largest score and the rest. Their sum would
+    be rounded relative to the largest score, which spoils the gradients of large scores.
     """
     dead = (bias == -torch.inf)[..., None]
     k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
@@ -130,13 +152,13 @@ def reduce_tiles(
     for i, j in rows:
         top = torch.full_like(tops[i, j, None], -torch.inf)
         total, mean = torch.zeros_like(top), torch.zeros_like(out[i, j])
-        for c, hidden in _seen(asked, told, i, j, columns):
+        for c, hidden in _visible(query_times, key_times, i, j, columns):
             scores = _scores(q[i, j], k[i, c], bias[i, c], hidden)
             new = torch.maximum(top, scores.amax(-1, keepdim=True))
             shift = new.masked_fill(new == -torch.inf, 0)
-            p, fade = scores.sub_(shift).exp_(), (top - shift).exp_()
-            total = total * fade + p.sum(-1, keepdim=True)
-            mean = mean * fade + p @ v[i, c]
+            p, rescale = scores.sub_(shift).exp_(), (top - shift).exp_()
+            total = total * rescale + p.sum(-1, keepdim=True)
+            mean = mean * rescale + p @ v[i, c]
             top = new
         total = total.masked_fill(total == 0, 1)
         tops[i, j], rests[i, j] = top[..., 0], total.log()[..., 0]
@@ -145,29 +167,37 @@ def reduce_tiles(
 
 
 @reduce_tiles.register_fake
-def _(q, k, v, bias, asked, told):
-    line = q.shape[:2]
-    return q.new_empty(*line, v.shape[-1]), q.new_empty(line), q.new_empty(line)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = q.shape[:2]
+    return q.new_empty(*shape, v.shape[-1]), q.new_empty(shape), q.new_empty(shape)
 
 
 @torch.library.custom_op("pushforward::reduce_tiles_backward", mutates_args=())
 def reduce_tiles_backward(
     inputs: list[Tensor],
-    asked: Tensor | None,
-    told: Tensor | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
     outputs: list[Tensor],
     grads: list[Tensor],
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Gradients in `q, k, v, bias`, the scores formed again tile by tile.
+    r"""Gradients in `q, k, v, bias`; the scores are recomputed tile by tile.
 
     With $P=e^{S-\ell}$, upstream gradients $o'$ of the average $o$ and $\ell'$ of the
     log-integral $\ell$:
 
     $$S'_{ij}=P_{ij}\,(\langle o'_i,v_j\rangle-\langle o'_i,o_i\rangle+\ell'_i),\qquad
       v'=P^\top o',\quad q'=S'k,\quad k'=S'^\top q,\quad b'_j=\sum_iS'_{ij}.$$
-    A query that sees nothing has $\ell=-\infty$, and its row of $P$ is 0. What is not wanted
-    comes back as zeros.
+
+    A query that sees no mass has $\ell=-\infty$, and its row of $P$ is 0. Gradients that are not
+    wanted are returned as zeros.
     """
     (q, k, v, bias), (out, top, rest), (d_out, d_log_z) = inputs, outputs, grads
     dead, empty = (bias == -torch.inf)[..., None], top == -torch.inf
@@ -178,7 +208,7 @@ def reduce_tiles_backward(
     dq, dk, dv, db = (torch.zeros_like(t) for t in inputs)
     rows, columns = _tiles(q, k)
     for i, j in rows:
-        for c, hidden in _seen(asked, told, i, j, columns):
+        for c, hidden in _visible(query_times, key_times, i, j, columns):
             p = _scores(q[i, j], k[i, c], bias[i, c], hidden)
             p = p.sub_(top[i, j, None]).sub_(rest[i, j, None]).exp_()
             if wanted[2]:
@@ -194,19 +224,29 @@ def reduce_tiles_backward(
 
 
 @reduce_tiles_backward.register_fake
-def _(inputs, asked, told, outputs, grads, wanted):
+def _(
+    inputs: list[Tensor],
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    outputs: list[Tensor],
+    grads: list[Tensor],
+    wanted: list[bool],
+) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t) for t in inputs)
 
 
-def _remember(ctx, inputs, output):
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
-def _differentiate(ctx, d_out, d_log_z, _):  # the log-integral is top + rest: one gradient
-    q, k, v, bias, asked, told, *outputs = ctx.saved_tensors
+def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
+    """The log-integral is top + rest, so one of their two gradients is enough."""
+    q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:4])
-    grads = reduce_tiles_backward([q, k, v, bias], asked, told, outputs, [d_out, d_log_z], wanted)
+    grads = reduce_tiles_backward(
+        [q, k, v, bias], query_times, key_times, outputs, [d_out, d_log_z], wanted
+    )
     return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None, None
 
 
-reduce_tiles.register_autograd(_differentiate, setup_context=_remember)
+reduce_tiles.register_autograd(_backward, setup_context=_setup_context)

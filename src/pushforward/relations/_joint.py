@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import ABC
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_sizes
-from ..affinities import Scores
+from ..affinities import mean_of
 from ..sinkhorn import tilted
-from ._normaliser import TOL, Found, Normaliser
-from ._relation import Relation, draw
+from ._relation import TOL, Relation, draw
 
 Mass = Float[Tensor, "*b"]
 
@@ -29,7 +27,8 @@ class Joint(Relation, ABC):
         f: the potential on the queries, None for the one that normalises the rows.
         steps: iterations it took.
         tol: the error below which it counts as converged.
-        parts: connected parts of the pattern of allowed pairs, None for one.
+        parts: for each query and each key, the connected part of the pattern of allowed pairs it
+            belongs to; None for one part.
     """
 
     log_a: Float[Tensor, "*#b m"]
@@ -37,26 +36,6 @@ class Joint(Relation, ABC):
     steps: int = 0
     tol: float = TOL
     parts: tuple[Int[Tensor, "*#b m"], Int[Tensor, "*#b n"]] | None = None
-
-    @classmethod
-    def found(
-        cls, normaliser: Normaliser, scores: Scores, log_a: Tensor | None, log_b: Tensor,
-        found: Found, **more: Any,
-    ):  # fmt: skip
-        """What a normaliser found, in the precision it was found in."""
-        dtype = scores.dtype
-        scores = scores if found.scores is None else found.scores
-        log_b = log_b if found.log_b is None else found.log_b
-        if found.g is not None and found.g.dtype != scores.dtype:
-            scores = scores.to(found.g.dtype)
-        if log_a is None:
-            log_a = log_b.new_zeros(()).expand(scores.shape[:-1])
-        log_a, log_b = (
-            logs if logs.dtype == scores.dtype else logs.to(scores.dtype).log_softmax(-1)
-            for logs in (log_a, log_b)
-        )
-        scores, f = normaliser.density(scores, log_b, found)
-        return cls(scores, log_b, found.g, log_a, f, found.steps, dtype=dtype, **more)
 
     @property
     def _f(self) -> Tensor:
@@ -73,15 +52,18 @@ class Joint(Relation, ABC):
 
     def marginals(self) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b n"]]:
         """Masses of the rows and of the columns, as they are."""
-        seen = self.scores.over_keys(self._bias)
-        over_queries = tilted(self.log_a, -seen if self.f is None else self.f)
+        integrals = self.scores.over_keys(self._bias)
+        over_queries = tilted(self.log_a, -integrals if self.f is None else self.f)
         columns = self._bias + self.scores.over_queries(over_queries)
-        rows = torch.where(self.log_a == -torch.inf, self.log_a, over_queries + seen)
+        rows = torch.where(self.log_a == -torch.inf, self.log_a, over_queries + integrals)
         return self._out(rows.exp()), self._out(columns.exp())
 
     def cost(self) -> Mass:
         r"""$\int c\,d\pi$, with $c=-A$ for a dot product, $|q-k|^2$ for a squared distance."""
-        return self._out(self._integral(self.scores.cost(self._bias)))
+        if self.costs is None:
+            return self._out(self._integral(-self.scores.unit * self.scores.mean(self._bias)))
+        means = mean_of(self.costs, self.scores, self._bias)
+        return self._out(self._integral(-self.costs.unit * means))
 
     def entropy(self) -> Mass:
         r"""$-\sum\pi_{ij}\log\pi_{ij}$."""
@@ -91,12 +73,12 @@ class Joint(Relation, ABC):
         return self._out(-self._integral(pair + mean))
 
     def sample(
-        self, count: int, *, generator: torch.Generator | None = None
+        self, size: int, *, generator: torch.Generator | None = None
     ) -> tuple[Int[Tensor, "*b s"], Int[Tensor, "*b s"]]:
-        """`count` independent pairs, as indices of queries and of keys."""
-        check_sizes(count=count)
+        """`size` independent pairs, as indices of queries and of keys."""
+        check_sizes(size=size)
         with torch.no_grad():
-            rows = draw(self._row_mass(), count, generator)
+            rows = draw(self._row_mass(), size, generator)
             keys = torch.empty_like(rows)
             bias = self._bias
             for at in product(*map(range, rows.shape[:-1])):
@@ -106,6 +88,9 @@ class Joint(Relation, ABC):
                 parts = back.split(max(1, (1 << 22) // p.shape[-1]))
                 keys[at] = torch.cat([draw(p[part], 1, generator)[:, 0] for part in parts])
         return rows, keys
+
+    def _order(self, rows: slice) -> Tensor:
+        return self.scores.tile(rows) + self._bias[..., None, :]
 
     def _row_mass(self) -> Tensor:
         """Masses of the rows: the weights themselves where $f$ normalises them."""
@@ -117,3 +102,8 @@ class Joint(Relation, ABC):
         r"""$\int x\,d\pi$ for a function of the queries that is a mean over their rows."""
         mass = self._row_mass()
         return (mass * x.masked_fill(mass == 0, 0)).sum(-1)
+
+
+def weights_or_ones(log_a: Tensor | None, log_b: Tensor, shape: torch.Size) -> Tensor:
+    """Log-weights of the queries; weight one each where there are none."""
+    return log_b.new_zeros(()).expand(shape[:-1]) if log_a is None else log_a

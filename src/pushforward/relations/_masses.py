@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..sinkhorn import Problem, integral
@@ -18,39 +18,32 @@ from ._relation import Relation
 class Masses(Joint):
     r"""Masses $\pi_{ij}\ge0$ that are neither conditional nor coupling.
 
-    Dual softmax, sigmoid and unbalanced plans are of this kind: their rows and columns sum to
-    what they sum to, and only a fixed point, if there is one, can be checked.
+    Dual softmax, sigmoid and unbalanced plans are of this kind: sums of rows and columns are not
+    prescribed, and only the equation of an unbalanced plan can be checked.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(5, 2))
-        >>> pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.relations.DualSoftmax())
+        >>> pf.relate(mu, mu, normaliser=pf.relations.DualSoftmax())
         Masses(5 queries, 5 keys)
     """
 
     slack: tuple[float, float] | None = None
-    r"""$\rho/\varepsilon$ on both sides of an unbalanced plan."""
-
-    @classmethod
-    def found(cls, normaliser, scores, log_a, log_b, found, **more):
-        """With the slack asked for."""
-        more = {"slack": normaliser.slack_of(scores), **more}
-        return super().found(normaliser, scores, log_a, log_b, found, **more)
+    r"""$\rho/\varepsilon$ of both marginals of an unbalanced plan, None for other masses."""
 
     def mass(self) -> Mass:
         """The sum of all masses."""
         return self.marginals()[0].sum(-1)
 
-    def integrate(self, values):
-        """Averages times the mass of their rows."""
+    def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
         density = (self._f + self.scores.over_keys(self._bias)).exp().nan_to_num(0)
         return density[..., None].to(values.dtype) * self.scores.average(values, self._bias)
 
     def transpose(self) -> Masses:
-        """The same masses with keys asking."""
+        """The same masses with queries and keys exchanged."""
         slack = None if self.slack is None else (self.slack[1], self.slack[0])
         return Masses(
             self.scores.T, self.log_a, self._f, self.log_b, self._g, self.steps, self.tol,
-            slack=slack, dtype=self.dtype,
+            slack=slack, dtype=self.dtype, costs=None if self.costs is None else self.costs.T,
         )  # fmt: skip
 
     @cached_property
@@ -62,11 +55,11 @@ class Masses(Joint):
         with torch.no_grad():
             if self.slack is None:
                 return torch.full_like(self._f[..., 0], torch.nan)
-            sides = Problem(self.log_a, self.log_b, self.slack)
-            move = lambda p, q, logs: integral(torch.expm1(p - q).abs(), logs)
+            problem = Problem(self.log_a, self.log_b, self.slack)
+            change = lambda p, q, logs: integral(torch.expm1(p - q).abs(), logs)
             return torch.maximum(
-                move(self._f, sides.rows(self.scores, self._g), self.log_a),
-                move(self._g, sides.columns(self.scores, self._f), self.log_b),
+                change(self._f, problem.rows(self.scores, self._g), self.log_a),
+                change(self._g, problem.columns(self.scores, self._f), self.log_b),
             )
 
 
@@ -81,7 +74,7 @@ class Signed(Relation):
 
     Examples:
         >>> mu = pf.Measure(torch.tensor([[-1.0], [1.0]]))
-        >>> pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.relations.Bilinear()).matrix()
+        >>> pf.relate(mu, mu, normaliser=pf.relations.Bilinear()).matrix()
         tensor([[ 0.2500, -0.2500],
                 [-0.2500,  0.2500]])
     """
@@ -94,18 +87,14 @@ class Signed(Relation):
         density = scores.masked_fill(scores == -torch.inf, 0)
         return self._out(self.log_a.exp()[..., :, None] * density * self.log_b.exp()[..., None, :])
 
-    def integrate(self, values):
-        """Linear in the number of atoms where scores are dot products."""
+    def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
+        # For dot products this is linear in the number of atoms.
         return self.scores.linear(values, self.log_b.exp()).to(values.dtype)
 
     def transpose(self) -> Signed:
-        """The same density with keys asking."""
+        """The same density with queries and keys exchanged."""
         return Signed(self.scores.T, self.log_a, None, self.log_b, dtype=self.dtype)
 
-    def assignment(self) -> Int[Tensor, "*b m"]:
-        """The key whose signed mass is largest, as an index."""
+    def _order(self, rows: slice) -> Tensor:
         weights = self.log_b.exp()[..., None, :]
-        with torch.no_grad():
-            tiles = (self.scores.tile(i) * weights for i in self.scores.cuts())
-            parts = [t.masked_fill(weights == 0, -torch.inf).argmax(-1) for t in tiles]
-        return torch.cat(parts, -1)
+        return (self.scores.tile(rows) * weights).masked_fill(weights == 0, -torch.inf)

@@ -1,32 +1,104 @@
-"""Normalisers in closed form: one or two reductions, or none."""
+"""What a normaliser is, and those in closed form: one or two reductions, or none."""
+
+from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..affinities import MappedScores, Slopes, TopScores
-from ._normaliser import Found, Normaliser
+from ..affinities import Scores, Slopes, TileScores
+from ._joint import weights_or_ones
+from ._masses import Masses, Signed
+from ._probabilities import Conditional
+from ._relation import Relation
+
+
+class Normaliser(ABC):
+    r"""A way to make a relation of scores: $A\mapsto\pi$.
+
+    To add one, write `relate`, and return the type of relation that says what is true of the
+    result: a `Conditional` if rows are probabilities, a `Coupling` if both marginals are
+    prescribed, `Masses` if it has masses and no more is known, `Signed` if not even that. The
+    attributes below say what it needs.
+
+    Examples:
+        A temperature of its own, in front of a softmax:
+
+        >>> class Sharp(pf.Normaliser):
+        ...     def relate(self, scores, log_a, log_b, *, start=None):
+        ...         return pf.Softmax().relate(scores.scaled(2.0), log_a, log_b)
+        >>> mu = pf.Measure(torch.randn(5, 2))
+        >>> once, twice = pf.relate(mu, mu, normaliser=Sharp()), pf.Dot(2.0)
+        >>> torch.allclose(once.matrix(), pf.relate(mu, mu, affinity=twice).matrix())
+        True
+    """
+
+    needs_query_measure: ClassVar[bool] = False
+    """Whether the relation depends on the weights of the queries, not only on single queries."""
+    any_query: ClassVar[bool] = True
+    """Whether the relation can be evaluated at queries that are no atoms."""
+    takes_start: ClassVar[bool] = False
+    """Whether it iterates, and can start from a given potential."""
+    to_tolerance: bool = False
+    """Whether it iterates to a tolerance, so that the result does not depend on the start."""
+
+    @abstractmethod
+    def relate(
+        self,
+        scores: Scores,
+        log_a: Float[Tensor, "*#b m"] | None,
+        log_b: Float[Tensor, "*#b n"],
+        *,
+        start: Float[Tensor, "*#b n"] | None = None,
+    ) -> Relation:
+        """The relation of queries and keys with these scores.
+
+        Args:
+            scores: between queries and keys.
+            log_a: log-weights of the queries, normalised. None, where `needs_query_measure` is
+                False, is enough for a relation that is only applied.
+            log_b: log-weights of the keys, normalised.
+            start: a potential on the keys to start from, where `takes_start` is True.
+        """
+
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
+        r"""Bounds of $\int y\,\pi(dy|x)$ on a ball: Lipschitz in $x$, in $\nu$, and the size.
+
+        Args:
+            slopes: of the scores.
+            radius: $R$.
+        """
+        raise NotImplementedError(f"No Lipschitz bound of {self} is known here.")
 
 
 @dataclass(frozen=True)
 class Softmax(Normaliser):
-    r"""Conditional distributions: $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$.
+    r"""Conditionals $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$ [B, conditional].
 
     The joint $\mu\otimes\kappa$ minimises
     $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$ among all
     plans whose first marginal is $\mu$.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[0.0], [1.0]]))
+        >>> pf.relate(mu, mu, normaliser=pf.Softmax()).matrix()
+        tensor([[0.5000, 0.5000],
+                [0.2689, 0.7311]])
     """
 
-    keeps = "rows"
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Conditional:
+        extension = lambda others, log_a: self.relate(others, log_a, log_b)
+        return Conditional(scores, log_b, None, extension=extension)
 
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing: no constraint on the columns."""
-        return Found()
-
-    def gains(self, slopes, radius):
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
         r"""$bR^2$ by the covariance of a row; $e^{2gR}(1+2gR)$ with $g=\sup|\partial_ys|$."""
         swing = 2 * slopes.y * radius
         return slopes.mixed * radius**2, _exp(swing) * (1 + swing), radius
@@ -40,16 +112,21 @@ class DualSoftmax(Normaliser):
     confidences.
     """
 
-    two_sided: ClassVar[bool] = True
-    keeps = "none"
+    needs_query_measure: ClassVar[bool] = True
 
-    def find(self, scores, log_a, log_b, start=None):
-        """Minus the columns' normalisation."""
-        return Found(-scores.over_queries(log_a))
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Masses:
+        if log_a is None:
+            raise ValueError("DualSoftmax needs the weights of the queries, got None.")
+        g = -scores.over_queries(log_a)
 
-    def density(self, scores, log_b, found):
-        """Twice the scores, minus the rows' normalisation."""
-        return scores.scaled(2), -scores.over_keys(log_b)
+        def extension(scores: Scores, log_a: Tensor | None) -> Masses:
+            log_a = weights_or_ones(log_a, log_b, scores.shape)
+            f = -scores.over_keys(log_b)
+            return Masses(scores.scaled(2), log_b, g, log_a, f, extension=extension)
+
+        return extension(scores, log_a)
 
 
 @dataclass(frozen=True)
@@ -61,18 +138,14 @@ class Sigmoid(Normaliser):
     """
 
     bias: float = 0.0
-    keeps = "none"
 
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing."""
-        return Found()
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Masses:
+        density = TileScores.mapped(scores, lambda tile: logsigmoid(tile + self.bias))
+        return _density(self, density, log_a, log_b, costs=scores)
 
-    def density(self, scores, log_b, found):
-        r"""$\log\sigma(A+\beta)$ as scores."""
-        mapped = MappedScores(scores, lambda tile: logsigmoid(tile + self.bias))
-        return mapped, torch.zeros_like(scores.over_keys(log_b))
-
-    def gains(self, slopes, radius):
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
         r"""A density of at most 1 and slope of at most $\frac14$."""
         return _density_gains(1.0, 0.25, slopes, radius)
 
@@ -81,20 +154,15 @@ class Sigmoid(Normaliser):
 class Exponential(Normaliser):
     r"""The density $e^{A}$ itself, as in the gradient flow of the interaction energy.
 
-    $\int e^{A(x,y)}\,v(y)\,\nu(dy)$: nothing is divided by, so it grows with the scores.
+    $\int e^{A(x,y)}\,v(y)\,\nu(dy)$: without a denominator it grows with the scores.
     """
 
-    keeps = "none"
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Masses:
+        return _density(self, scores, log_a, log_b)
 
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing."""
-        return Found()
-
-    def density(self, scores, log_b, found):
-        """The scores as they are."""
-        return scores, log_b.new_zeros(()).expand(scores.shape[:-1])
-
-    def gains(self, slopes, radius):
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
         r"""A density of at most $e^{\sup|s|}$, its own slope."""
         top = _exp(slopes.size)
         return _density_gains(top, top, slopes, radius)
@@ -107,13 +175,14 @@ class Bilinear(Normaliser):
     For dot products and squared distances it takes time linear in the number of atoms.
     """
 
-    keeps = "sign"
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Signed:
+        extension = lambda others, log_a: self.relate(others, log_a, log_b)
+        log_a = weights_or_ones(log_a, log_b, scores.shape)
+        return Signed(scores, log_b, None, log_a, extension=extension)
 
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing."""
-        return Found()
-
-    def gains(self, slopes, radius):
+    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
         r"""A density of at most $\sup|s|$, of slope one."""
         return _density_gains(slopes.size, 1.0, slopes, radius)
 
@@ -123,20 +192,34 @@ class Hardmax(Normaliser):
     r"""All mass on the keys of the highest score: $\nu$ restricted to
     $\operatorname{argmax}_{y\in\operatorname{supp}\nu}A(x,y)$.
 
-    What `Softmax` tends to as scores grow. Scores that differ by rounding alone count as ties, and
-    ties share by mass. The chosen keys do not move with the points, so gradients reach the values
-    only.
+    The limit of `Softmax` as scores grow. Scores that differ by rounding alone count as ties, and
+    tied keys share by mass. The chosen keys do not move with the points, so gradients reach the
+    values only.
     """  # noqa: D205
 
-    keeps = "rows"
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Conditional:
+        extension = lambda others, log_a: self.relate(others, log_a, log_b)
+        highest = TileScores.highest(scores, log_b > -torch.inf)
+        return Conditional(highest, log_b, None, costs=scores.detach(), extension=extension)
 
-    def find(self, scores, log_a, log_b, start=None):
-        """Nothing."""
-        return Found()
 
-    def density(self, scores, log_b, found):
-        """0 at the keys of the highest score, minus infinity elsewhere."""
-        return TopScores.among(scores, log_b > -torch.inf), None
+def _density(
+    normaliser: Normaliser,
+    density: Scores,
+    log_a: Tensor | None,
+    log_b: Tensor,
+    costs: Scores | None = None,
+) -> Masses:
+    """Masses with a given density, in logarithms: both potentials are zero."""
+    f = log_b.new_zeros(()).expand(density.shape[:-1])
+    log_a = weights_or_ones(log_a, log_b, density.shape)
+
+    def extension(scores: Scores, log_a: Tensor | None) -> Relation:
+        return normaliser.relate(scores, log_a, log_b)
+
+    return Masses(density, log_b, None, log_a, f, costs=costs, extension=extension)
 
 
 def _exp(x: float) -> float:

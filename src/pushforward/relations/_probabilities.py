@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_sizes, check_sums, holds
-from .._tools.logs import safe_log, safe_softmax
-from .._tools.precision import widen
-from ..affinities import DenseScores
+from .._tools.precision import safe_log, safe_softmax, widen
+from ..affinities import Scores, TileScores
 from ..measures import Measure
 from ..sinkhorn import Problem, centre, tilted
 from ._joint import Joint, Mass
-from ._normaliser import TOL
-from ._relation import Relation, aligned_weights, draw
-from ._sinkhorn import Sinkhorn, floor
+from ._relation import TOL, Relation, aligned_weights, draw, precise_scores
+
+if TYPE_CHECKING:
+    from ._sinkhorn import Sinkhorn
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,12 +28,12 @@ class Conditional(Relation):
 
     $$\kappa(x,dy)=\frac{e^{A(x,y)+g(y)}\,\nu(dy)}{\int e^{A(x,z)+g(z)}\,\nu(dz)}.$$
 
-    Rows are probabilities; what the queries weigh is not part of it, so it has no columns sums,
+    Rows are probabilities; the weights of the queries are no part of it, so it has no column sums,
     no mutual information and no transpose. `joint` gives it a first marginal.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(5, 2))
-        >>> kappa = pf.relate(mu.atoms, mu.atoms, mu, mu, normaliser=pf.Softmax())
+        >>> kappa = pf.relate(mu, mu, normaliser=pf.Softmax())
         >>> kappa
         Conditional(5 queries, 5 keys)
         >>> kappa.matrix().sum(-1)
@@ -60,16 +61,15 @@ class Conditional(Relation):
             "attention after dropout (`model.eval()`)."
         )
         check_sums("rows", masses.sum(-1), matrix.dtype, fix)
-        empty = cls(DenseScores(masses), torch.zeros_like(masses[..., 0, :]).log_softmax(-1), None)
-        log_b = empty.log_b if nu is None else empty._weights_of("nu", nu, masses.shape[-1])
-        return cls(DenseScores(_ratio(masses, log_b[..., None, :])), log_b, None)
+        uniform = torch.zeros_like(masses[..., 0, :]).log_softmax(-1)
+        log_b = uniform if nu is None else _weights("nu", nu, TileScores.from_matrix(masses), -1)
+        return cls(TileScores.from_matrix(_ratio(masses, log_b[..., None, :])), log_b, None)
 
     def matrix(self) -> Float[Tensor, "*b m n"]:
         r"""$\kappa(x_i,\{y_j\})$: rows sum to one."""
         return self._out(safe_softmax(self.scores.matrix() + self._bias[..., None, :]))
 
-    def integrate(self, values):
-        """Averages."""
+    def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
         return self.scores.average(values, self._bias)
 
     def entropy(self) -> Float[Tensor, "*b m"]:
@@ -80,17 +80,20 @@ class Conditional(Relation):
         return self._out(self.scores.over_keys(bias) - mean)
 
     def sample(
-        self, count: int, *, generator: torch.Generator | None = None
+        self, size: int, *, generator: torch.Generator | None = None
     ) -> Int[Tensor, "*b m s"]:
-        """`count` keys for each query, as indices."""
-        check_sizes(count=count)
+        """`size` keys for each query, as indices."""
+        check_sizes(size=size)
         bias = self._bias[..., None, :]
         with torch.no_grad():
             parts = [
-                draw(safe_softmax(self.scores.tile(i) + bias), count, generator)
+                draw(safe_softmax(self.scores.tile(i) + bias), size, generator)
                 for i in self.scores.cuts()
             ]
         return torch.cat(parts, -2)
+
+    def _order(self, rows: slice) -> Tensor:
+        return self.scores.tile(rows) + self._bias[..., None, :]
 
     def joint(self, mu: Measure) -> Coupling:
         r"""$\mu(dx)\,\kappa(x,dy)$: the coupling of $\mu$ with the second marginal it has.
@@ -98,25 +101,19 @@ class Conditional(Relation):
         Args:
             mu: the measure of the queries.
         """
-        log_a = self._weights_of("mu", mu, self.shape[-2])
-        scores, dtype = self.scores, self.scores.dtype if self.dtype is None else self.dtype
+        log_a = _weights("mu", mu, self.scores, -2)
+        dtype = self.scores.dtype if self.dtype is None else self.dtype
         with torch.no_grad():
-            narrow = scores.dtype == torch.float32 and TOL < floor(float(scores.size()))
-        bias = self._bias
-        if narrow:  # potentials of such size would not leave float32 any digits for the masses
-            scores, bias, log_a = scores.to(torch.float64), bias.double(), log_a.double()
+            size = float(self.scores.size())
+        # Large potentials would leave float32 no digits for the masses.
+        scores = precise_scores(self.scores, size, TOL)
+        bias, log_a = self._bias.to(scores.dtype), log_a.to(scores.dtype)
         f = -scores.over_keys(bias)
-        reached = bias + scores.over_queries(tilted(log_a, f))
-        g = (bias - reached).masked_fill(reached == -torch.inf, 0)
-        return Coupling(scores, reached, g, log_a, f, dtype=dtype)
+        columns = bias + scores.over_queries(tilted(log_a, f))
+        g = (bias - columns).masked_fill(columns == -torch.inf, 0)
+        return Coupling(scores, columns, g, log_a, f, dtype=dtype, costs=self.costs)
 
-    def project(
-        self,
-        mu: Measure,
-        nu: Measure,
-        *,
-        normaliser: Sinkhorn = Sinkhorn(),  # noqa: B008
-    ) -> Coupling:
+    def project(self, mu: Measure, nu: Measure, *, normaliser: Sinkhorn | None = None) -> Coupling:
         r"""The coupling of $\mu$ and $\nu$ nearest to $\mu\otimes\kappa$ in $\mathrm{KL}$.
 
         It is the Sinkhorn normalisation of the same affinity.
@@ -124,22 +121,17 @@ class Conditional(Relation):
         Args:
             mu: the measure of the queries.
             nu: the measure of the keys.
-            normaliser: how to find it, without slack.
+            normaliser: how it is computed, `Sinkhorn()` by default; without slack.
         """
-        check_kind("normaliser", normaliser, Sinkhorn, "Only Sinkhorn projects.")
-        if normaliser.keeps != "both":
-            raise ValueError("A projection keeps both marginals, got a Sinkhorn with slack.")
-        log_a = self._weights_of("mu", mu, self.shape[-2])
-        log_b = self._weights_of("nu", nu, self.shape[-1])
-        found = normaliser.find(self.scores, log_a, log_b)
-        pi = Coupling.found(normaliser, self.scores, log_a, log_b, found)
-        return pi if self.dtype is None else replace(pi, dtype=self.dtype)
+        from ._sinkhorn import Sinkhorn  # not above: Sinkhorn makes couplings
 
-    def _weights_of(self, name: str, mu: Measure, count: int) -> Tensor:
-        check_kind(name, mu, Measure, "Points become one with `pf.Measure(points)`.")
-        if mu.n != count:
-            raise ValueError(f"`{name}` must have {count} atoms, as the relation has, got {mu.n}.")
-        return aligned_weights(name, mu, self.scores)
+        normaliser = Sinkhorn() if normaliser is None else normaliser
+        check_kind("normaliser", normaliser, Sinkhorn, "Only Sinkhorn projects.")
+        if not normaliser.balanced:
+            raise ValueError("A projection keeps both marginals, got a Sinkhorn with slack.")
+        log_a, log_b = _weights("mu", mu, self.scores, -2), _weights("nu", nu, self.scores, -1)
+        pi = cast(Coupling, normaliser.relate(self.scores, log_a, log_b))
+        return replace(pi, dtype=pi.dtype if self.dtype is None else self.dtype, costs=self.costs)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,7 +142,7 @@ class Coupling(Joint):
 
     Examples:
         >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))
-        >>> pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
+        >>> pi = pf.relate(mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
         >>> pi, bool(pi.residual < 1e-5)
         (Coupling(30 queries, 20 keys), True)
         >>> pi.apply(nu.atoms).shape, pi.transpose().apply(mu.atoms).shape
@@ -173,13 +165,7 @@ class Coupling(Joint):
         check_sums("masses", masses.sum((-1, -2)), matrix.dtype, fix)
         log_a, log_b = (safe_log(masses.sum(axis)) for axis in (-1, -2))
         scores = _ratio(masses, log_a[..., :, None] + log_b[..., None, :])
-        return cls(DenseScores(scores), log_b, None, log_a)
-
-    @classmethod
-    def found(cls, normaliser, scores, log_a, log_b, found, **more):
-        """With the tolerance asked for."""
-        more = {"tol": normaliser.goal, "parts": found.parts, **more}
-        return super().found(normaliser, scores, log_a, log_b, found, **more)
+        return cls(TileScores.from_matrix(scores), log_b, None, log_a)
 
     @cached_property
     def residual(self) -> Mass:
@@ -204,26 +190,35 @@ class Coupling(Joint):
         f, g = centre(f, g, Problem(self.log_a, self.log_b, parts=self.parts))
         return self._out(f), self._out(g)
 
-    def integrate(self, values):
-        """Averages."""
+    def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
         return self.scores.average(values, self._bias)
 
     def transpose(self) -> Coupling:
-        """The same coupling with keys asking."""
+        """The same coupling with queries and keys exchanged."""
         parts = None if self.parts is None else (self.parts[1], self.parts[0])
         return Coupling(
             self.scores.T, self.log_a, self._f, self.log_b, self._g, self.steps, self.tol, parts,
-            dtype=self.dtype,
+            dtype=self.dtype, costs=None if self.costs is None else self.costs.T,
         )  # fmt: skip
 
     def conditional(self) -> Conditional:
         r"""$\pi(dy|x)$."""
-        return Conditional(self.scores, self.log_b, self.g, dtype=self.dtype)
+        return Conditional(self.scores, self.log_b, self.g, dtype=self.dtype, costs=self.costs)
 
     def mutual_information(self) -> Mass:
         r"""$\mathrm{KL}(\pi|\mu\otimes\nu)=\int(A+f\oplus g)\,d\pi$."""
         mean = self.scores.average(self._g[..., None], self._bias)[..., 0]
         return self._out(self._integral(self._f + self.scores.mean(self._bias) + mean))
+
+
+def _weights(name: str, mu: Measure, scores: Scores, axis: int) -> Tensor:
+    """Log-weights of a measure that has as many atoms as the scores have on an axis."""
+    check_kind(name, mu, Measure, "Points become one with `pf.Measure(points)`.")
+    if mu.n != scores.shape[axis]:
+        raise ValueError(
+            f"`{name}` must have {scores.shape[axis]} atoms, as the relation has, got {mu.n}."
+        )
+    return aligned_weights(name, mu, scores)
 
 
 def _masses(matrix: Tensor) -> Tensor:
@@ -233,7 +228,8 @@ def _masses(matrix: Tensor) -> Tensor:
     if not holds((matrix >= 0).all()):
         raise ValueError(
             f"`matrix` must hold masses, not negative and not NaN, got a minimum of "
-            f"{matrix.min().item():g}. Logits become a relation with `pf.relate(logits, mu, nu)`."
+            f"{matrix.min().item():g}. Logits become a relation with "
+            "`pf.relate(mu, nu, affinity=pf.Matrix(logits))`."
         )
     return matrix
 

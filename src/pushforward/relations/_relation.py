@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,27 +16,58 @@ from ..affinities import Scores
 from ..measures import Measure
 from ..sinkhorn import tilted
 
+TOL = 1e-6
+"""The marginal error that `Sinkhorn()` aims at, and below which a coupling has converged."""
+
+Extension = Callable[[Scores, Tensor | None], "Relation"]
+"""The same relation at other queries, from their scores and log-weights (None for none)."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relation(ABC):
-    r"""What all relations share: scores and a potential on the keys.
+    r"""What all relations share: scores, and a potential on the keys.
 
     Args:
         scores: $A$ between queries and keys.
         log_b: log-weights of the keys, normalised.
         g: the potential on the keys, None for zero.
         dtype: of results, where computations are in a wider one; None for theirs.
+        costs: scores whose negative, times their unit, is the cost of a pair, where `scores` are
+            not: a `Sigmoid` changes its scores, an `Exact` plan replaces them.
+        extension: makes the same relation at other queries, None where it relates atoms only.
     """
 
     scores: Scores
     log_b: Float[Tensor, "*#b n"]
     g: Float[Tensor, "*#b n"] | None
     dtype: torch.dtype | None = field(default=None, kw_only=True)
+    costs: Scores | None = field(default=None, kw_only=True)
+    extension: Extension | None = field(default=None, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
         """`(*b, m, n)`: queries and keys."""
         return self.scores.shape
+
+    @property
+    def any_query(self) -> bool:
+        """Whether `at` can evaluate it at queries that are no atoms."""
+        return self.extension is not None
+
+    def at(self, scores: Scores, log_a: Tensor | None = None) -> Relation:
+        """The same relation at other queries: same keys, same potential on the keys.
+
+        Args:
+            scores: between the other queries and the same keys.
+            log_a: log-weights of the other queries, normalised; None is enough for a relation that
+                is only applied, whose `apply` does not depend on them.
+        """
+        if self.extension is None:
+            raise ValueError(
+                f"{self} relates atoms only. Relations of `Softmax` or `Sinkhorn`, as `relate` or "
+                "a layer returns them, can be evaluated at other queries."
+            )
+        return self.extension(scores, log_a)
 
     @abstractmethod
     def matrix(self) -> Float[Tensor, "*b m n"]:
@@ -45,8 +77,8 @@ class Relation(ABC):
         r"""Integrate values, one per key, for every query; differentiable, no matrix formed.
 
         For conditionals and couplings it is $\int v(y)\,\pi(dy|x)$, the mean of the values that a
-        query is related to, as attention does; `coupling.matrix() @ values` is that times the
-        weights of the queries. For other affinities it is $\int v(y)\,\pi(x,dy)/\mu(dx)$, sums by
+        query is related to, as in attention; `coupling.matrix() @ values` is that times the
+        weights of the queries. For other masses it is $\int v(y)\,\pi(x,dy)/\mu(dx)$: sums by
         mass, per unit weight of the query.
         """
         check_floating("values", values, "(..., n, e)", 1)
@@ -65,18 +97,20 @@ class Relation(ABC):
 
     @abstractmethod
     def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
-        """`apply` for values known to be good, finite where there is no mass."""
+        """`apply` without its checks, for values that are finite at keys without mass too."""
 
     @property
     def _bias(self) -> Tensor:
         return self.log_b if self.g is None else tilted(self.log_b, self.g)
 
-    def __getitem__(self, index) -> Relation:
+    def __getitem__(self, index: Any) -> Relation:
         """Some relations of a batch, such as one head."""
         batch = self.shape[:-2]
-        torch.empty(batch)[index]  # says it if there are not so many
+        torch.empty(batch)[index]  # raises IndexError here if the batch has fewer axes
         some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[index]
-        changed: dict[str, Any] = {"scores": self.scores.at(index)}
+        changed: dict[str, Any] = {"scores": self.scores.at(index), "extension": None}
+        if self.costs is not None:
+            changed["costs"] = self.costs.at(index)
         for name in ("log_b", "g", "log_a", "f"):
             if hasattr(self, name):
                 changed[name] = some(getattr(self, name))
@@ -89,10 +123,13 @@ class Relation(ABC):
 
     def assignment(self) -> Int[Tensor, "*b m"]:
         """The key that each query gives most mass to, as an index."""
-        bias = self._bias[..., None, :]
         with torch.no_grad():
-            parts = [(self.scores.tile(i) + bias).argmax(-1) for i in self.scores.cuts()]
+            parts = [self._order(rows).argmax(-1) for rows in self.scores.cuts()]
         return torch.cat(parts, -1)
+
+    @abstractmethod
+    def _order(self, rows: slice) -> Tensor:
+        """Numbers that grow with the masses of a row, for some rows."""
 
     def __repr__(self) -> str:
         *batch, m, n = self.shape
@@ -108,9 +145,19 @@ def aligned_weights(name: str, mu: Measure, scores: Scores) -> Tensor:
     return logs.to(scores.dtype).log_softmax(-1).expand(*batch, mu.n)
 
 
-def draw(p: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+def precise_scores(scores: Scores, size: float, tol: float) -> Scores:
+    """The scores, in float64 where float32 would leave a marginal error above `tol`.
+
+    Rounding scores of size `size` to float32 leaves an error of about 1e-8 times their range.
+    This is the only place where a relation decides to compute in float64.
+    """
+    floor = 1e-8 * max(2 * size, 100.0)
+    return scores.to(torch.float64) if scores.dtype == torch.float32 and tol < floor else scores
+
+
+def draw(p: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
     """Indices drawn with replacement from the last axis."""
     flat = p.reshape(-1, p.shape[-1])
-    flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, 1)  # a query that sees nothing
-    flat = torch.multinomial(flat, count, True, generator=generator)
-    return flat.reshape(*p.shape[:-1], count)
+    flat = torch.where(flat.sum(-1, keepdim=True) > 0, flat, 1)  # a query without allowed keys
+    flat = torch.multinomial(flat, size, True, generator=generator)
+    return flat.reshape(*p.shape[:-1], size)

@@ -1,16 +1,20 @@
-"""Couplings: Sinkhorn to a tolerance or for some steps, and what it says when it fails."""
+"""Couplings: Sinkhorn to a tolerance or for some steps, and the exact plan of least cost."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from .._tools.checks import check_number, holds
-from ..affinities import DenseScores, PointScores, Scores
+from .._tools.exact import assignment, transport
+from .._tools.warn import warn
+from ..affinities import Scores, TileScores
 from ..sinkhorn import (
     Problem,
     Settings,
@@ -19,25 +23,28 @@ from ..sinkhorn import (
     differentiable,
     rebalanced,
     solve,
-    tilted,
 )
-from ._normaliser import TOL, Found, Normaliser
+from ._joint import weights_or_ones
+from ._masses import Masses
+from ._normalisers import Normaliser
+from ._probabilities import Coupling
+from ._relation import TOL, precise_scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sinkhorn(Normaliser):
-    r"""Couplings of query measure $\mu$ and context $\nu$: $\pi=e^{A+f\oplus g}\mu\otimes\nu$.
+    r"""Couplings of $\mu$ and $\nu$, $\pi=e^{A+f\oplus g}\,\mu\otimes\nu$ [B, coupling].
 
-    $\pi$ minimises $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with
-    $c=-\varepsilon A$ among all couplings. One step is $f=-\log\int e^{A+g}d\nu$, then
-    $g=-\log\int e^{A+f}d\mu$. Rows are normalised last, hence exact; what is left is the error of
-    the columns.
+    $\mu$ is the measure of the queries, $\nu$ the context. Among all couplings, $\pi$ minimises
+    $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$. One step is
+    $f=-\log\int e^{A+g}d\nu$, then $g=-\log\int e^{A+f}d\mu$. Rows are normalised last, hence
+    exact; the error that remains is that of the columns.
 
     Either a tolerance or a number of steps is given:
 
     - `Sinkhorn(tol=1e-6)` runs until the error in L1 is below `tol`, accelerated; its gradients
-      are implicit, so memory does not grow with the steps. If it fails, it says so in a warning
-      and in `converged`. In float32, where rounding of the scores leaves an error of about
+      are implicit, so memory does not grow with the steps. If it fails, it warns, and `converged`
+      is False. In float32, where rounding of the scores leaves an error of about
       $10^{-8}$ times their range, a smaller `tol` makes it compute in float64.
     - `Sinkhorn(steps=20)` takes plain steps and never waits for the device. Gradients go through
       the steps. Zero steps is `Softmax`.
@@ -47,14 +54,18 @@ class Sinkhorn(Normaliser):
         max_steps: steps after which it gives up.
         steps: number of plain steps instead.
         slack: $\rho$ or a pair $(\rho_\mu,\rho_\nu)$, in units of cost: marginals are not
-            prescribed but pulled by $\rho\,\mathrm{KL}(\pi_1|\mu)$; infinite for prescribed.
+            prescribed, but $\rho\,\mathrm{KL}(\pi_1|\mu)$ is added to the objective; infinite for
+            a prescribed one.
             The result is a plan without certified marginals (unbalanced transport).
         anneal: whether to begin at high temperature.
         accelerate: whether to mix steps by Anderson's method, safeguarded.
+        memory: bytes that a kernel stored in memory may take, to a tolerance; by default 1 GiB on
+            a CPU, 8 GiB on a GPU. Where it does not fit, or with 0, every step streams through
+            the points, in memory linear in their number.
 
     Examples:
         >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))
-        >>> pi = pf.relate(mu.atoms, nu.atoms, mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
+        >>> pi = pf.relate(mu, nu, normaliser=pf.Sinkhorn(tol=1e-5))
         >>> bool(pi.converged)
         True
     """
@@ -65,9 +76,11 @@ class Sinkhorn(Normaliser):
     slack: float | tuple[float, float] = math.inf
     anneal: bool = True
     accelerate: bool = True
-    two_sided: ClassVar[bool] = True
+    memory: int | None = None
+    needs_query_measure: ClassVar[bool] = True
+    takes_start: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.tol is not None and self.steps is not None:
             raise ValueError("Give `tol` or `steps`, not both.")
         if self.steps is not None and not (isinstance(self.steps, int) and self.steps >= 0):
@@ -80,32 +93,54 @@ class Sinkhorn(Normaliser):
             raise ValueError(f"`slack` must be a number or a pair of numbers, got {self.slack}.")
         for slack in self._slacks:
             check_number("slack", slack)
+        if self.memory is not None and not (isinstance(self.memory, int) and self.memory >= 0):
+            raise ValueError(f"`memory` must be a number of bytes, or None, got {self.memory!r}.")
+
+    @property
+    def to_tolerance(self) -> bool:  # type: ignore[override]
+        """Whether it runs to a tolerance instead of a number of steps."""
+        return self.steps is None
 
     @property
     def _slacks(self) -> tuple[float, float]:
         return self.slack if isinstance(self.slack, tuple) else (self.slack, self.slack)
 
-    def slack_of(self, scores: Scores) -> tuple[float, float]:
-        """The slack of both problem in units of score."""
-        a, b = (r / scores.unit for r in self._slacks)
-        return a, b
+    @property
+    def balanced(self) -> bool:
+        """Whether both marginals are prescribed: there is no slack, and it makes couplings."""
+        return all(map(math.isinf, self._slacks))
 
     @property
-    def keeps(self) -> Literal["both", "none"]:  # type: ignore[override]
-        """Both marginals, unless there is slack."""
-        return "both" if all(map(math.isinf, self._slacks)) else "none"
-
-    @property
-    def goal(self) -> float:
-        """The error below which a relation counts as converged."""
+    def _tol(self) -> float:
         return TOL if self.tol is None else self.tol
 
-    def find(self, scores, log_a, log_b, start=None):
-        """The potential on the keys."""
-        problem = Problem(log_a, log_b, self.slack_of(scores))
+    def relate(
+        self,
+        scores: Scores,
+        log_a: Float[Tensor, "*#b m"] | None,
+        log_b: Float[Tensor, "*#b n"],
+        *,
+        start: Float[Tensor, "*#b n"] | None = None,
+    ) -> Coupling | Masses:
+        if log_a is None:
+            raise ValueError("Sinkhorn needs the weights of the queries, got None.")
+        a, b = (slack / scores.unit for slack in self._slacks)
+        problem, dtype = Problem(log_a, log_b, (a, b)), scores.dtype
         if self.steps is not None:
             g = torch.zeros_like(log_b) if start is None else start
-            return Found(alternate(scores, problem, g, self.steps), self.steps)
+            g = alternate(scores, problem, g, self.steps)
+            return self._plan(scores, problem, g, self.steps, dtype)
+        scores, problem = self._prepared(scores, problem)
+        settings = Settings(self._tol, self.max_steps, self.anneal, self.accelerate, self.memory)
+        end = solve(scores.detach(), problem.detach(), settings, start)
+        worst = float(end.residual.max()) if end.residual.numel() else 0.0
+        if not worst <= self._tol:
+            self._warn(worst, end.steps, scores)
+        g = differentiable(scores, problem, end.g, self.memory)
+        return self._plan(scores, problem, g, end.steps, dtype)
+
+    def _prepared(self, scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
+        """A problem that has a solution, in a precision that can show it."""
         with torch.no_grad():
             size = float(scores.size())
         if not size < math.inf:
@@ -113,54 +148,102 @@ class Sinkhorn(Normaliser):
                 "Scores must be finite, or -inf where a pair is forbidden, got NaN or inf from "
                 "queries and keys. Look for what made them so upstream."
             )
-        if scores.dtype == torch.float32 and self.goal < floor(size):
-            scores = scores.to(torch.float64)
+        scores = precise_scores(scores, size, self._tol)
+        if scores.dtype != problem.log_b.dtype:
             # Normalised in float32, masses are off by 1e-7 and no coupling of them exists.
-            log_a, log_b = (t.double().log_softmax(-1) for t in (log_a, log_b))
+            log_a, log_b = (_as(logs, scores.dtype) for logs in (problem.log_a, problem.log_b))
             problem = replace(problem, log_a=log_a, log_b=log_b)
         scores, problem = _feasible(scores, problem)
-        if self.keeps == "both" and _mirrored(scores, problem):
+        same = self.balanced and scores.self_scores
+        if same and torch.equal(problem.log_a, problem.log_b):
             problem = replace(problem, symmetric=True)
-        settings = Settings(self.goal, self.max_steps, self.anneal, self.accelerate)
-        end = solve(scores.detach(), problem.detach(), settings, start)
-        worst = float(end.residual.max()) if end.residual.numel() else 0.0
-        if not worst <= self.goal:
-            self._complain(worst, end.steps, scores)
-        g = differentiable(scores, problem, end.g)
-        return Found(g, end.steps, problem.parts, scores, problem.log_b)
+        return scores, problem
 
-    def density(self, scores, log_b, found):
-        """With slack, $f$ is damped; without, rows are normalised."""
-        if self.keeps == "both":
-            return scores, None
-        tau = Problem(log_b, log_b, self.slack_of(scores)).damping[0]
-        return scores, -tau * scores.over_keys(tilted(log_b, found.g))
+    def _plan(
+        self, scores: Scores, problem: Problem, g: Tensor, steps: int, dtype: torch.dtype
+    ) -> Coupling | Masses:
+        """The plan of a potential on the keys: $f$ follows by half a step."""
 
-    def _complain(self, residual: float, steps: int, scores: Scores) -> None:
+        def extension(others: Scores, log_a: Tensor | None) -> Coupling | Masses:
+            dtype = others.dtype
+            others = others if dtype == g.dtype else others.to(g.dtype)
+            log_a = weights_or_ones(log_a, problem.log_b, others.shape)
+            there = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
+            return self._plan(others, there, g, steps, dtype)
+
+        log_a, log_b, parts = problem.log_a, problem.log_b, problem.parts
+        if self.balanced:  # f normalises the rows: it need not be kept
+            return Coupling(
+                scores, log_b, g, log_a, None, steps, self._tol, parts,
+                dtype=dtype, extension=extension,
+            )  # fmt: skip
+        f = problem.rows(scores, g)
+        return Masses(
+            scores, log_b, g, log_a, f, steps, self._tol, parts,
+            slack=problem.slack, dtype=dtype, extension=extension,
+        )  # fmt: skip
+
+    def _warn(self, residual: float, steps: int, scores: Scores) -> None:
         hint = "Raise `max_steps`, `tol` or the temperature (`eps`, or a smaller scale)"
         if not self.accelerate:
             hint = "Use `accelerate=True`, or raise `max_steps`, `tol` or the temperature"
-        warnings.warn(
+        warn(
             f"Sinkhorn stopped after {steps} steps with a marginal error of {residual:.1e}, above "
-            f"tol={self.goal:g}; scores are of size {float(scores.size()):.0f}. {hint}.",
-            stacklevel=2,
+            f"tol={self._tol:g}; scores are of size {float(scores.size()):.0f}. {hint}."
         )
 
 
-def floor(size: float) -> float:
-    """The marginal error that rounding leaves in float32, for scores of that size."""
-    return 1e-8 * max(2 * size, 100.0)
+@dataclass(frozen=True)
+class Exact(Normaliser):
+    r"""The coupling of least cost $\int c\,d\pi$, $c=-A$: the limit of Sinkhorn as
+    $\varepsilon\to0$.
+
+    With equal numbers of atoms of equal weights it is a permutation, a linear sum assignment
+    solved by SciPy, else an exact transport plan, solved by POT. It is piecewise constant in the
+    points, so its gradients in them are zero, and it relates atoms only.
+
+    Examples:
+        >>> mu, nu = (pf.Measure(torch.tensor(x)[:, None]) for x in ([0.0, 1.0], [1.1, 0.2]))
+        >>> near, to = pf.SquaredDistance(1.0), pf.relations.Exact()
+        >>> pf.relate(mu, nu, affinity=near, normaliser=to).matrix()
+        tensor([[0.0000, 0.5000],
+                [0.5000, 0.0000]])
+    """  # noqa: D205
+
+    needs_query_measure: ClassVar[bool] = True
+    any_query: ClassVar[bool] = False
+
+    def relate(
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
+    ) -> Coupling:
+        if log_a is None:
+            raise ValueError("An exact plan needs the weights of the queries, got None.")
+        with torch.no_grad():
+            a, b = (logs.double().exp() for logs in (log_a, log_b))
+            *batch, m, n = scores.shape
+            fold = lambda t, *shape: t.expand(*batch, *shape).reshape(-1, *shape).cpu().numpy()
+            costs = -scores.unit * scores.matrix()
+            each = zip(fold(costs.double(), m, n), fold(a, m), fold(b, n), strict=True)
+            plans = torch.stack([_exact_plan(*problem) for problem in each])
+            plan = plans.reshape(*batch, m, n).to(log_b.device)
+            product = a[..., :, None] * b[..., None, :]
+            density = torch.where(plan > 0, plan / torch.where(product > 0, product, 1), 0)
+        log_density = TileScores.from_matrix(density.log().to(log_b.dtype), scores.unit)
+        return Coupling(log_density, log_b, None, log_a, dtype=scores.dtype, costs=scores.detach())
+
+
+def _as(logs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Log-weights in a dtype, of mass one in that dtype."""
+    return logs if logs.dtype == dtype else logs.to(dtype).log_softmax(-1)
 
 
 def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
-    """Scores whose allowed pairs can all carry mass, and the parts they fall into."""
-    if not isinstance(scores, DenseScores):
-        return scores, problem
-    forbidden = scores.values == -torch.inf
-    if holds(~forbidden.any()):
+    """Scores whose allowed pairs can all carry mass, and the connected parts of their pattern."""
+    forbidden = scores.forbidden
+    if forbidden is None or holds(~forbidden.any()):
         return scores, problem
     if not problem.balanced:
-        return scores, problem  # marginals may give way: every pattern is feasible
+        return scores, problem  # marginals are not prescribed: every pattern is feasible
     pattern = diagnose(~forbidden, problem.log_a, problem.log_b)
     if pattern.deficit > 0:
         raise ValueError(
@@ -171,22 +254,38 @@ def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
         )
     idle = int(pattern.idle.sum())
     if idle:
-        warnings.warn(
+        warn(
             f"The mask has support but not total support: {idle} of its allowed pairs carry no "
             "mass in any coupling of these marginals. Plain Sinkhorn would tend, like 1/steps, to "
             "the coupling on the other pairs; that limit is what is returned. (A causal mask with "
             "equal marginals has the identity as its only coupling: use `Softmax()` there, or "
-            "give marginals that leave room.)",
-            stacklevel=3,
+            "give marginals that leave room.)"
         )
         scores = scores.forbidding(pattern.idle)
     problem = replace(problem, parts=pattern.parts)
     return scores, replace(problem, log_b=rebalanced(problem))
 
 
-def _mirrored(scores: Scores, problem: Problem) -> bool:
-    """Whether both problem are one cloud of points with the same weights."""
-    if not isinstance(scores, PointScores) or scores.times is not None:
-        return False
-    pairs = zip((*scores.queries, problem.log_a), (*scores.keys, problem.log_b), strict=True)
-    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+def _exact_plan(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> Tensor:
+    """A coupling of least cost, of NumPy arrays."""
+    forbidden = np.isposinf(cost)
+    finite = cost[np.isfinite(cost)]
+    cost = np.where(forbidden, 1 + len(cost) * np.ptp(finite) + finite.max(), cost)
+    plan = _least_cost(cost, a, b)
+    if plan[forbidden].sum() > 1e-12:
+        raise ValueError(
+            "No coupling of these marginals lives on the allowed pairs. Allow more pairs, or give "
+            "other marginals."
+        )
+    return torch.from_numpy(plan)
+
+
+def _least_cost(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """By assignment where atoms are equal, by a transport problem elsewhere."""
+    n = len(a)
+    equal = len(b) == n and all(np.allclose(w, 1 / n, rtol=1e-6, atol=0) for w in (a, b))
+    if not equal:
+        return transport(a, b, cost).masses
+    plan = np.zeros_like(cost)
+    plan[np.arange(n), assignment(cost)] = a
+    return plan

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..maps import Euclidean, InContextMap, Manifold
+from ..flows import Euclidean, Manifold
+from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._errors import BlackBoxError, call_model
 from ._probes import Decode, Excess

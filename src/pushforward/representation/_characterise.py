@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_seed, check_sizes
-from .._tools.progress import bar
+from .._tools.output import bar
 from ..distances import wasserstein
-from ..maps import Euclidean, InContextMap
+from ..flows import Euclidean
+from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._black_box import MapBox, why_unusable
 from ._errors import BlackBoxError

@@ -10,82 +10,107 @@ $$-\tau_a\lambda\cdot\partial_\theta r-\tau_b\kappa\cdot\partial_\theta c,\qquad
 
 With $\kappa=\tilde b\,y$ this is $y-\tau_a\tau_bCRy=g'/\tilde b$, $\lambda=-\tau_b\tilde a\,Ry$:
 one symmetric system in $L^2(\tilde b)$, the Schur complement, solved by conjugate gradients with
-two averages a product. $r$ and $c$ are ordinary functions of $\theta$, so their own gradients do
+two averages per product. $r$ and $c$ are ordinary functions of $\theta$, so their own gradients do
 the rest, whatever $\theta$ is, and nothing of the iteration is kept.
 """
 
-import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._tools.once import refuse_second_derivative
-from ..affinities import Kernel, Scores
+from .._tools.warn import warn
+from ..affinities import Scores
 from ._problem import Problem, tilted
-from ._solve import CYCLE, stored
+from ._steps import CHECK_EVERY
+from ._stored import stored_at
 
 MAX_STEPS = 2000
-"""Products after which conjugate gradients give up, with a warning."""
+"""Steps after which conjugate gradients give up, with a warning."""
+
+Linear = Callable[[Tensor], Tensor]
 
 
-def differentiable(scores: Scores, problem: Problem, g: Tensor) -> Tensor:
-    """The potential `g` of a fixed point, with its gradients in scores and weights."""
+def differentiable(
+    scores: Scores, problem: Problem, g: Tensor, memory: int | None = None
+) -> Tensor:
+    """The potential `g` of a fixed point, with its gradients in scores and weights.
+
+    Args:
+        scores: the scores $A$, with their graph.
+        problem: the two marginals, with their graph.
+        g: the solution on the keys.
+        memory: bytes that a stored kernel may take in the backward pass, as in `Settings`.
+    """
     g = g.detach()
-    some = (scores.tile(slice(0, 1)), problem.log_a, problem.log_b)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in some)):
+    inputs = (scores.tile(slice(0, 1)), problem.log_a, problem.log_b)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
         return g
     r = scores.over_keys(tilted(problem.log_b, g))
     f = -problem.damping[0] * r.detach()
     c = scores.over_queries(tilted(problem.log_a, f))
-    return _Implicit.apply(
-        r, c, g, lambda up: _adjoint(scores.detach(), problem.detach(), f, g, up)
-    )
+    potentials = f, g
+    adjoint = lambda grad: _adjoint(scores.detach(), problem.detach(), potentials, grad, memory)
+    return _Implicit.apply(r, c, g, adjoint)
 
 
 class _Implicit(torch.autograd.Function):
-    """Hands out the potential and sends its gradient to the two integrals that define it."""
+    """The potential, whose gradient is sent to the two integrals that define it."""
 
     @staticmethod
-    def forward(ctx, r, c, g, adjoint):
+    def forward(
+        ctx: Any, r: Tensor, c: Tensor, g: Tensor, adjoint: Callable[[Tensor], tuple]
+    ) -> Tensor:
         """The potential itself."""
         ctx.adjoint = adjoint
         return g.clone()
 
     @staticmethod
-    def backward(ctx, up):
-        """Solve the adjoint system, unless a graph of it is asked for."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Solve the adjoint system, unless a graph of it is requested."""
         refuse_second_derivative(
             "A Sinkhorn to a tolerance is differentiable once: its gradient is implicit",
             ", or use `Sinkhorn(steps=...)`, which is unrolled",
         )
-        return *ctx.adjoint(up), None, None
+        return *ctx.adjoint(grad), None, None
 
 
 def _adjoint(
-    scores: Scores, problem: Problem, f: Tensor, g: Tensor, up: Tensor
+    scores: Scores,
+    problem: Problem,
+    potentials: tuple[Tensor, Tensor],
+    grad: Tensor,
+    memory: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `r` and `c` for the gradient `up` of the potential."""
-    over_keys, over_queries = tilted(problem.log_b, g), tilted(problem.log_a, f)
-    tau = problem.damping[0] * problem.damping[1]
-    kernel: Kernel = stored(scores, problem, f, g)
-    rows = lambda y: kernel.average(y[..., None], over_keys)[..., 0]
-    columns = lambda x: kernel.T.average(x[..., None], over_queries)[..., 0]
-    b = (over_keys + scores.over_queries(over_queries)).exp().nan_to_num(0)
-    live = b > 0
-    target = torch.where(live, up / torch.where(live, b, 1), 0)
-    total = _totals(problem)
-    gauge = lambda y: y
-    if problem.balanced:  # remove the constants, one per part, that no relation can see
+    """Gradients of `r` and `c` for the gradient `grad` of the potential."""
+    f, g = potentials
+    log_bg, log_af = tilted(problem.log_b, g), tilted(problem.log_a, f)
+    tau_a, tau_b = problem.damping
+    kernel = stored_at(scores, problem, f, g, memory)
+    R = lambda y: kernel.average(y[..., None], log_bg)[..., 0]
+    C = lambda x: kernel.T.average(x[..., None], log_af)[..., 0]
+    # The marginals of the plan itself: with slack they are not the prescribed ones.
+    a = (log_af + scores.over_keys(log_bg)).exp().nan_to_num(0)
+    b = (log_bg + scores.over_queries(log_af)).exp().nan_to_num(0)
+    has_mass = b > 0
+    target = torch.where(has_mass, grad / torch.where(has_mass, b, 1), 0)
+    total = _sums_over_parts(problem)
+    project: Linear = lambda y: y
+    if problem.balanced:
+        # A constant on each component does not change the plan: the matrix is singular there, and
+        # rounding would feed that direction. It is projected out.
         mass = total(b)
-        gauge = lambda y: y - total(b * y) / torch.where(mass > 0, mass, 1)
-    y = _conjugate_gradients(lambda y: y - tau * columns(rows(y)), target, b, gauge, total)
-    a = (over_queries + scores.over_keys(over_keys)).exp().nan_to_num(0)
-    return tau * a * rows(y), -problem.damping[1] * b * y
+        project = lambda y: y - total(b * y) / torch.where(mass > 0, mass, 1)
+    product: Linear = lambda y: project(y - tau_a * tau_b * C(R(y)))
+    inner = lambda u, v: total(b * u * v)
+    y = _conjugate_gradients(product, project(target), inner)
+    return tau_a * tau_b * a * R(y), -tau_b * b * y
 
 
-def _totals(problem: Problem) -> Callable[[Tensor], Tensor]:
-    """Sums over the keys of every connected part, told to all of them: each is a system apart."""
+def _sums_over_parts(problem: Problem) -> Linear:
+    """Sums over the component of each key: every component is a linear system of its own."""
     if problem.parts is None:
         return lambda x: x.sum(-1, keepdim=True)
     parts = problem.parts[1]
@@ -97,30 +122,29 @@ def _totals(problem: Problem) -> Callable[[Tensor], Tensor]:
     return total
 
 
-def _conjugate_gradients(product, target: Tensor, weights: Tensor, gauge, total) -> Tensor:
-    """Solve a symmetric system in the norm of `weights`, each batch element and part for itself.
-
-    One that is solved rests: past that point there is only rounding to follow.
-    """
-    tol = 1e-12 if target.dtype == torch.float64 else 1e-6
-    dot = lambda u, v: total(weights * u * v)
+def _conjugate_gradients(
+    A: Linear, b: Tensor, inner: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Solve `A(x) = b` for `A` symmetric in the inner product, for all systems at once."""
+    tol = 1e-12 if b.dtype == torch.float64 else 1e-6
     ratio = lambda u, v: torch.where(v > 0, u / torch.where(v > 0, v, 1), 0)
-    rest = gauge(target)
-    y, way = torch.zeros_like(rest), rest
-    size = first = dot(rest, rest)
+    x, r, p = torch.zeros_like(b), b, b
+    rho = rho_0 = inner(r, r)
     for step in range(1, MAX_STEPS + 1):
-        image = gauge(product(way))
-        along = torch.where(size > tol**2 * first, ratio(size, dot(way, image)), 0)
-        y, rest = y + along * way, rest - along * image
-        new = dot(rest, rest)
-        way, size = rest + ratio(new, size) * way, new
-        if step % CYCLE == 0 and bool((size <= tol**2 * first).all()):
-            return y
-    worst = float(ratio(size, first).max()) ** 0.5
+        Ap = A(p)
+        # Converged systems get alpha = 0: further steps would only follow rounding.
+        alpha = torch.where(rho > tol**2 * rho_0, ratio(rho, inner(p, Ap)), 0)
+        x, r = x + alpha * p, r - alpha * Ap
+        rho, rho_old = inner(r, r), rho
+        beta = ratio(rho, rho_old)
+        p = r + beta * p
+        if step % CHECK_EVERY == 0 and bool((rho <= tol**2 * rho_0).all()):
+            return x
+    worst = float(ratio(rho, rho_0).max()) ** 0.5
     if worst > 1e-3:
-        warnings.warn(
-            f"The gradient of a Sinkhorn relation is only good to {worst:.0e}: its linear system "
-            f"was not solved in {MAX_STEPS} products. Raise `eps`, or use `Sinkhorn(steps=...)`.",
-            stacklevel=2,
+        warn(
+            f"The gradient of a Sinkhorn relation is only accurate to {worst:.0e}: its linear "
+            f"system was not solved in {MAX_STEPS} steps. Raise `eps`, or use "
+            "`Sinkhorn(steps=...)`."
         )
-    return y
+    return x

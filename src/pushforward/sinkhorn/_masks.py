@@ -1,12 +1,13 @@
-r"""Which pairs a coupling can use: Sinkhorn on patterns of allowed and forbidden pairs.
+r"""Which pairs a coupling can use, given which pairs are allowed.
 
-A pattern has *support* if some coupling of the two marginals lives on it, and *total support* if
-every allowed pair carries mass in one. Scalings exist exactly with total support; with support
-alone the iteration converges, at the rate $1/k$, to the coupling on the pairs that can carry mass
-(Sinkhorn and Knopp for uniform marginals).
+A pattern of allowed pairs has *support* if some coupling of the two marginals lives on it, and
+*total support* if every allowed pair carries mass in one. Scalings exist exactly with total
+support. With support alone the iteration still converges, at the rate $1/k$, to the coupling on
+the pairs that can carry mass (Sinkhorn and Knopp 1967, for uniform marginals).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +17,19 @@ from torch import Tensor
 from .._tools.exact import transport
 
 ROUNDING = 1e-6
-"""Masses, relative to those around them, that may come from weights rounded to float32."""
+"""A mass this small, relative to those around it, may come from weights rounded to float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """What a pattern of allowed pairs allows.
+    """What a pattern of allowed pairs permits.
 
     Args:
-        deficit: mass that no coupling can place, in the worst batch element: positive without
-            support.
-        idle: allowed pairs that carry no mass in any coupling.
-        parts: the connected part of each query and of each key, counting the other pairs.
+        deficit: the mass that no coupling can place, in the worst batch element; positive means
+            that there is no support.
+        idle: the allowed pairs that carry no mass in any coupling.
+        parts: for each query and each key, its connected component in the graph of all allowed
+            pairs that are not idle.
     """
 
     deficit: float
@@ -38,30 +40,53 @@ class Pattern:
 def diagnose(
     allowed: Bool[Tensor, "*#b m n"], log_a: Float[Tensor, "*b m"], log_b: Float[Tensor, "*b n"]
 ) -> Pattern:
-    """Support, total support and parts of a pattern, for normalised weights."""
+    """Support, total support and components of a pattern.
+
+    Args:
+        allowed: the allowed pairs.
+        log_a: log-weights of the queries, normalised.
+        log_b: log-weights of the keys, normalised.
+    """
     batch = torch.broadcast_shapes(allowed.shape[:-2], log_a.shape[:-1], log_b.shape[:-1])
     allowed = allowed.expand(*batch, *allowed.shape[-2:])
     a, b = (logs.detach().double().exp().expand(*batch, logs.shape[-1]) for logs in (log_a, log_b))
-    fold = lambda t, axes: t.reshape(-1, *t.shape[-axes:]).cpu()
-    found: dict = {}  # batches often share one pattern
+    flatten = lambda t, axes: t.reshape(-1, *t.shape[-axes:]).cpu()
+    known: dict[tuple[bytes, ...], _One] = {}  # the elements of a batch often share one pattern
     answers = []
-    for pattern, x, y in zip(fold(allowed, 2), fold(a, 1), fold(b, 1), strict=True):
+    for pattern, x, y in zip(flatten(allowed, 2), flatten(a, 1), flatten(b, 1), strict=True):
         key = tuple(t.numpy().tobytes() for t in (pattern, x, y))
-        if key not in found:
-            found[key] = _diagnose_one(pattern.numpy(), x.numpy(), y.numpy())
-        answers.append(found[key])
-    join = lambda k: torch.stack([torch.as_tensor(r[k]) for r in answers]).to(allowed.device)
-    idle, rows, columns = (join(k) for k in (1, 2, 3))
-    shape = lambda t: t.reshape(*batch, *t.shape[1:])
-    return Pattern(max(r[0] for r in answers), shape(idle), (shape(rows), shape(columns)))
+        if key not in known:
+            known[key] = _diagnose_one(pattern.numpy(), x.numpy(), y.numpy())
+        answers.append(known[key])
+
+    def batched(arrays: list[np.ndarray]) -> Tensor:
+        stacked = torch.stack([torch.as_tensor(x) for x in arrays]).to(allowed.device)
+        return stacked.reshape(*batch, *stacked.shape[1:])
+
+    return Pattern(
+        max(one.deficit for one in answers),
+        batched([one.idle for one in answers]),
+        (batched([one.parts_a for one in answers]), batched([one.parts_b for one in answers])),
+    )
 
 
-def _diagnose_one(allowed, a, b):
-    """Deficit, idle pairs and parts of one pattern, in NumPy.
+class _One(NamedTuple):
+    """The answer for one pattern, in NumPy."""
 
-    A transport problem whose cost is 1 on forbidden pairs gives a plan that uses as few of them as
-    possible. From a plan without any, mass can be moved on to an allowed pair exactly if the pair
-    lies on a cycle: rows to columns along allowed pairs, columns back to rows along pairs in use.
+    deficit: float
+    idle: np.ndarray
+    parts_a: np.ndarray
+    parts_b: np.ndarray
+
+
+def _diagnose_one(allowed: np.ndarray, a: np.ndarray, b: np.ndarray) -> _One:
+    """Deficit, idle pairs and components of one pattern.
+
+    A transport problem with cost 1 on forbidden pairs gives a plan that uses as few of them as
+    possible. If it uses none, mass can be moved onto another allowed pair exactly if the pair lies
+    on a cycle of this directed graph: rows to columns along allowed pairs (which may gain mass),
+    columns to rows along pairs in use (which may lose some). So the pairs that can carry mass are
+    those inside a strongly connected component.
     """
     from scipy.sparse import bmat, csr_array
     from scipy.sparse.csgraph import connected_components
@@ -76,11 +101,12 @@ def _diagnose_one(allowed, a, b):
     plan = transport(x, y, cost).masses
     deficit = float((plan * cost).sum())
     if deficit > ROUNDING:
-        return deficit, idle, parts_a, parts_b
+        return _One(deficit, idle, parts_a, parts_b)
     used = csr_array((plan > ROUNDING * np.minimum(x[:, None], y[None, :])) & live)
     graph = bmat([[None, csr_array(live)], [used.T, None]], format="csr")
-    _, strong = connected_components(graph, connection="strong")
-    idle[np.ix_(rows, columns)] = live & (strong[: len(x), None] != strong[None, len(x) :])
-    _, codes = np.unique(strong, return_inverse=True)
-    parts_a[rows], parts_b[columns] = codes[: len(x)], codes[len(x) :]
-    return 0.0, idle, parts_a, parts_b
+    _, component = connected_components(graph, connection="strong")
+    of_rows, of_columns = component[: len(x)], component[len(x) :]
+    idle[np.ix_(rows, columns)] = live & (of_rows[:, None] != of_columns[None, :])
+    _, labels = np.unique(component, return_inverse=True)
+    parts_a[rows], parts_b[columns] = labels[: len(x)], labels[len(x) :]
+    return _One(0.0, idle, parts_a, parts_b)

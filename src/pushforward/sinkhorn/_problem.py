@@ -1,4 +1,7 @@
-"""What a plan is to match: weights, slack, connected parts, and the gauge of its potentials."""
+"""What a plan must match: two marginals, prescribed or relaxed, and what follows from them alone.
+
+The two half-steps of Sinkhorn, the dual value, and the gauge of the potentials.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,21 @@ from ..affinities import Kernel
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    r"""What a plan is to match.
+    r"""Two marginals, prescribed or relaxed.
+
+    A marginal $\mu$ is prescribed, or deviations from it cost $\rho\,\mathrm{KL}(\pi_1|\mu)$. Then
+    the half-step is damped by $\tau=\rho/(\rho+\varepsilon)$, and $\tau=1$ where it is prescribed.
 
     Args:
-        log_a: log-weights on the side of the queries, normalised.
-        log_b: log-weights on the side of the keys, normalised.
-        slack: $\rho/\varepsilon$ of both problem, infinite where the marginal is prescribed.
-        parts: for each atom, of queries and of keys, the connected part of the pattern of allowed
-            pairs it belongs to; None if there is one part.
-        symmetric: whether both problem are one measure and the scores symmetric, so that $f=g$ can
-            be found by averaging the two: where atoms hardly see each other, alternating would
-            take for ever to find out how a constant is shared between $f$ and $g$.
+        log_a: log-weights of the queries, normalised.
+        log_b: log-weights of the keys, normalised.
+        slack: $\rho/\varepsilon$ of both marginals, infinite where the marginal is prescribed.
+        parts: for each query and each key, the connected component of the graph of allowed pairs
+            that contains it; None if there is only one.
+        symmetric: whether both marginals are one measure and the scores are symmetric, so that
+            $f=g$. A step then averages the two instead of alternating. Alternating would be slow
+            where atoms hardly interact: it does not know how to share a constant between $f$ and
+            $g$.
     """
 
     log_a: Float[Tensor, "*#b m"]
@@ -35,37 +42,37 @@ class Problem:
 
     @property
     def damping(self) -> tuple[float, float]:
-        r"""$\tau_a,\tau_b$."""
+        r"""$\tau_a,\tau_b$, one for a prescribed marginal."""
         a, b = (1.0 if math.isinf(r) else r / (1 + r) for r in self.slack)
         return a, b
 
     @property
     def balanced(self) -> bool:
-        """Whether both marginals are prescribed, so that potentials are free by a constant."""
+        """Whether both marginals are prescribed. Then $(f+c,g-c)$ gives the same plan."""
         return all(map(math.isinf, self.slack))
 
     def rows(self, kernel: Kernel, g: Tensor) -> Tensor:
-        r"""$f=-\tau_a\log\int e^{A+g}d\nu$."""
+        r"""The first half-step, $f=-\tau_a\log\int e^{A+g}d\nu$."""
         return -self.damping[0] * kernel.over_keys(tilted(self.log_b, g))
 
     def columns(self, kernel: Kernel, f: Tensor) -> Tensor:
-        r"""$g=-\tau_b\log\int e^{A+f}d\mu$."""
+        r"""The second half-step, $g=-\tau_b\log\int e^{A+f}d\mu$."""
         return -self.damping[1] * kernel.over_queries(tilted(self.log_a, f))
 
     def detach(self) -> Problem:
-        """Without gradients."""
+        """The same problem, with weights that carry no gradient."""
         return replace(self, log_a=self.log_a.detach(), log_b=self.log_b.detach())
 
-    def at_level(self, level: float) -> Problem:
-        r"""For scores divided by `level`: slack is measured in units of $\varepsilon$."""
+    def at_temperature(self, temperature: float) -> Problem:
+        r"""The problem for scores divided by `temperature`; slack is in units of $\varepsilon$."""
         a, b = self.slack
-        return replace(self, slack=(a / level, b / level))
+        return replace(self, slack=(a / temperature, b / temperature))
 
     def dual(self, f: Tensor, g: Tensor) -> Tensor:
-        r"""The concave dual value at $g$ and the $f$ that follows from it.
+        r"""The concave dual value at $g$ and the $f$ that the first half-step makes of it.
 
-        $\int f\,d\mu+\int g\,d\nu$ less the mass of the plan; with slack, $f$ becomes
-        $\rho(1-e^{-f/\rho})$. Every plain step raises it.
+        $\int f\,d\mu+\int g\,d\nu$ minus the mass of the plan. With slack, $f$ in the integral
+        becomes $\rho(1-e^{-f/\rho})$. Every plain step increases it.
         """
         gain_a, gain_b = (
             p if math.isinf(r) else -r * torch.expm1(-p / r)
@@ -73,25 +80,26 @@ class Problem:
         )
         value = integral(gain_a, self.log_a) + integral(gain_b, self.log_b)
         tau = self.damping[0]
-        if tau == 1:  # rows are exact, the mass is one
+        if tau == 1:  # rows are exact, so the mass is one, and a constant does not matter
             return value
-        return value - integral(((1 - 1 / tau) * f).exp(), self.log_a)  # z = -f / tau
+        # A row of the plan has density e^f times the integral of e^(A + g), which is e^(-f / tau).
+        return value - integral(((1 - 1 / tau) * f).exp(), self.log_a)
 
 
 def tilted(logs: Tensor, potential: Tensor) -> Tensor:
-    """Log-weights plus a potential, which may be infinite where there is no mass."""
+    """`logs + potential`, minus infinity where `logs` is, whatever the potential is there."""
     return torch.where(logs == -torch.inf, logs, logs + potential)
 
 
 def integral(x: Tensor, logs: Tensor) -> Tensor:
-    """The integral of `x`, which may be anything where there is no mass."""
+    """The integral of `x` with weights `exp(logs)`; atoms without mass count 0 whatever `x` is."""
     return (logs.exp() * x.masked_fill(logs == -torch.inf, 0)).sum(-1)
 
 
 def centre(f: Tensor, g: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    r"""Potentials in the gauge $\int f\,d\mu=\int g\,d\nu$ on every connected part.
+    r"""The potentials of the same plan with $\int f\,d\mu=\int g\,d\nu$ on every component.
 
-    Only without slack is there a constant to choose.
+    With slack nothing changes: there the potentials are unique.
     """
     if not problem.balanced:
         return f, g
@@ -99,30 +107,29 @@ def centre(f: Tensor, g: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
         shift = (integral(f, problem.log_a) - integral(g, problem.log_b))[..., None] / 2
         return f - shift, g + shift
     rows, columns = problem.parts
-    excess = by_part(f, problem.log_a, rows) - by_part(g, problem.log_b, columns)
-    mass = by_part(torch.ones_like(f), problem.log_a, rows)
+    excess = _by_part(f, problem.log_a, rows) - _by_part(g, problem.log_b, columns)
+    mass = _by_part(torch.ones_like(f), problem.log_a, rows)
     shift = excess / (2 * torch.where(mass > 0, mass, 1))
     return f - shift.gather(-1, rows), g + shift.gather(-1, columns)
 
 
 def rebalanced(problem: Problem) -> Tensor:
-    """Log-weights of the keys such that every part has one mass on both problem.
+    """Log-weights of the keys, scaled so that every component has equal mass on both sides.
 
-    On a pattern of allowed pairs only such marginals have a coupling, and rounding breaks it.
+    Only then is there a coupling on the allowed pairs, and rounding alone can break it.
     """
-    assert problem.parts is not None
+    if problem.parts is None:
+        return problem.log_b
     rows, columns = problem.parts
-    one = lambda logs: torch.ones_like(logs)
-    here = by_part(one(problem.log_a), problem.log_a, rows)
-    there = by_part(one(problem.log_b), problem.log_b, columns)
-    ratio = torch.where(there > 0, here / torch.where(there > 0, there, 1), 1)
+    mass_a = _by_part(torch.ones_like(problem.log_a), problem.log_a, rows)
+    mass_b = _by_part(torch.ones_like(problem.log_b), problem.log_b, columns)
+    ratio = torch.where(mass_b > 0, mass_a / torch.where(mass_b > 0, mass_b, 1), 1)
     return problem.log_b + ratio.gather(-1, columns.expand(problem.log_b.shape)).log()
 
 
-def by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
-    """Integrals of `x` over every part; there are at most as many as atoms on either side."""
+def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
+    """Integrals of `x` over every component."""
     mass = logs.exp() * x.masked_fill(logs == -torch.inf, 0)
     batch = torch.broadcast_shapes(mass.shape, parts.shape)
-    count = int(parts.max()) + 1
-    total = mass.new_zeros(*batch[:-1], count)
+    total = mass.new_zeros(*batch[:-1], int(parts.max()) + 1)
     return total.scatter_add(-1, parts.expand(batch), mass.expand(batch))

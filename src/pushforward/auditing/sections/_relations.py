@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...approximation import rounding
+from ...approximation import conditional_rank
 from ...pictures import plot
 from .._case import Case, selected
 from .._section import Section, count
@@ -97,24 +97,9 @@ def head_numbers(P: Float[Tensor, "m n"]) -> Head:
     return {
         "entropy": float(entropy) / math.log(n) if n > 1 else 1.0,
         "columns": float(columns),
-        "rank": _rank(P),
+        "rank": conditional_rank(P),
         "self": float(p.diagonal().mean()) if m == n else None,
     }
-
-
-def _rank(P: Tensor) -> int | None:
-    """The rank of the logarithm with rows centred; None where some pairs are not related.
-
-    Keys without any weight are left out.
-    """
-    P = P[:, (P > 0).any(0)]
-    if not bool((P > 0).all()):
-        return None
-    logs = P.double().log()
-    sigma = torch.linalg.svdvals(logs - logs.mean(-1, keepdim=True))
-    # entries carry a relative error of about one rounding unit times the size of their exponent
-    unit = rounding(P) * float(1 + logs.abs().max())
-    return int((sigma > unit * math.sqrt(P.numel())).sum())
 
 
 def _mean(values: list[float | None]) -> float:

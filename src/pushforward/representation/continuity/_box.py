@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...maps import Euclidean, Manifold
+from ...flows import Euclidean, Manifold
 from ...measures import Measure
 
 Law = Callable[[int, torch.Generator], Measure]

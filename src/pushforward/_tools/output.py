@@ -1,19 +1,21 @@
-"""Progress bars."""
+"""Output of long runs: progress bars, and files that are written whole or not at all."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 
 
 @contextmanager
 def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar, told how far it is; it appears after a second.
+    """A progress bar that appears after a second; the block calls the result with the count done.
 
     Args:
-        what: what takes so long.
-        total: how far it goes.
+        what: the label of the bar.
+        total: the count at the end.
         show: whether to show it; by default at a terminal, if rich is installed.
     """
     if show is None:
@@ -38,3 +40,20 @@ def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], No
         yield tick
     finally:
         progress.stop()
+
+
+@contextmanager
+def atomic_file(file: str | os.PathLike) -> Iterator[Path]:
+    """A temporary file beside `file` that replaces it when the block ends without an error.
+
+    Readers see the old file or the new one, never a part. The temporary file is always removed.
+    """
+    file = Path(file)
+    temporary = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,133 @@
+"""Clouds from other data: Gaussian nodes, grids, padded batches, mixtures, samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._tools.checks import check_floating, check_mass, check_same, check_shape, holds
+from .._tools.precision import full_precision, safe_log, wide, widen
+from ._canonical import Cloud, cover
+
+
+def gaussian_nodes(mean: Tensor | float, cov: Tensor | float, order: int) -> Cloud:
+    r"""Gauss-Hermite nodes and weights of $\mathcal N(m,\Sigma)$."""
+    mean = mean if isinstance(mean, Tensor) else torch.tensor([float(mean)])
+    d = mean.shape[-1]
+    if not isinstance(cov, Tensor):
+        cov = float(cov) * torch.eye(d).to(mean).expand(*mean.shape, d)
+    check_shape("cov", cov, (*mean.shape, d), "One row and column per coordinate of `mean`.")
+    check_same("dtype", ("mean", mean), ("cov", cov))
+    if not 1 <= order <= 180 or order**d > 10**7:
+        raise ValueError(
+            f"`order` must lie in 1..180 with at most 10^7 nodes, got {order}^{d} nodes. "
+            "Lower it, or use `Measure(torch.randn(n, d))`."
+        )
+    with full_precision(cov):
+        root, info = torch.linalg.cholesky_ex(widen(cov))
+        skew = (cov - cov.mT).abs().amax((-2, -1)) > 1e-4 * cov.abs().amax((-2, -1))
+    if not holds((info == 0).all() & ~skew.any() & mean.isfinite().all()):
+        raise ValueError(
+            "`mean` must be finite and `cov` symmetric positive definite, and they are not. "
+            "Add a small multiple of the identity to a singular covariance."
+        )
+    z, logs = (torch.from_numpy(t).to(root) for t in gauss_hermite(order, d))
+    with full_precision(root):
+        atoms = (mean[..., None, :] + z @ root.mT).to(mean.dtype)
+    return Cloud(atoms, logs.expand(atoms.shape[:-1]), None)
+
+
+def gauss_hermite(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes `(order**dim, dim)` and log-weights of the standard normal law, a tensor product."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+    logs = np.log(weights) - np.log(weights.sum())
+    product = lambda axis: np.stack(np.meshgrid(*[axis] * dim, indexing="ij"), -1).reshape(-1, dim)
+    return product(nodes), product(logs).sum(-1)
+
+
+def grid_centres(low: Tensor | float, high: Tensor | float, size: int) -> Tensor:
+    """Centres `(size**d, d)` of the cells of a box."""
+    low = low if isinstance(low, Tensor) else torch.tensor([float(low)])
+    high = high if isinstance(high, Tensor) else torch.tensor([float(high)]).to(low)
+    check_shape("high", high, low.shape, "One number per coordinate of `low`.")
+    if low.ndim != 1 or size != int(size) or size < 1 or not holds((high > low).all()):
+        raise ValueError(
+            f"A grid needs corners of shape (d,), low < high and a whole size >= 1, got low "
+            f"{low.tolist()}, high {high.tolist()}, size {size}."
+        )
+    ticks = (torch.arange(size, dtype=low.dtype, device=low.device) + 0.5) / size
+    cells = torch.cartesian_prod(*[ticks] * len(low)).reshape(-1, len(low))
+    return low + (high - low) * cells
+
+
+def stack(clouds: Sequence[Cloud]) -> Cloud:
+    """Clouds of unequal sizes along a new first axis, padded with copies without mass."""
+    sizes = [cloud.log_weights.shape[-1] for cloud in clouds]
+    slots = torch.arange(max(sizes), device=clouds[0].atoms.device)
+    padded = [c.select(slots.clamp(max=n - 1)) for c, n in zip(clouds, sizes, strict=True)]
+    logs = [
+        c.log_weights.masked_fill(slots >= n, -torch.inf)
+        for c, n in zip(padded, sizes, strict=True)
+    ]
+    times = [c.times for c in padded if c.times is not None]
+    atoms = torch.stack([c.atoms for c in padded])
+    return Cloud(atoms, torch.stack(logs), torch.stack(times) if times else None)
+
+
+def mixture(clouds: Sequence[Cloud], weights: Tensor | None) -> Cloud:
+    """All atoms side by side, each cloud scaled by its weight."""
+    if weights is None:
+        weights = torch.full((len(clouds),), 1 / len(clouds)).to(clouds[0].log_weights)
+    check_shape("weights", weights, (len(clouds),), "One per measure.")
+    logs = safe_log(weights.to(clouds[0].log_weights))
+    check_mass("weights", weights, logs)
+    joined = torch.cat([c.log_weights + log for c, log in zip(clouds, logs, strict=True)], -1)
+    times = [c.times for c in clouds if c.times is not None]
+    atoms = torch.cat([c.atoms for c in clouds], -2)
+    return cover(Cloud(atoms, joined, torch.cat(times, -1) if times else None))
+
+
+def draw(cloud: Cloud, size: int, generator: torch.Generator | None) -> Cloud:
+    """Independent draws from the normalised measures, by inverting the distribution function."""
+    atoms, log_weights, times = cloud
+    cdf = log_weights.detach().double().softmax(-1).cumsum(-1)
+    device = cdf.device if generator is None else generator.device
+    shape = (*cdf.shape[:-1], size)
+    u = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+    index = torch.searchsorted(cdf, u.to(cdf.device) * cdf[..., -1:], right=True)
+    drawn = atoms.gather(-2, index[..., None].expand(*shape, atoms.shape[-1]))
+    logs = torch.full_like(drawn[..., 0], -math.log(size), dtype=log_weights.dtype)
+    return Cloud(drawn, logs, None if times is None else times.gather(-1, index))
+
+
+def given_log_weights(
+    atoms: Tensor, weights: Tensor | None, log_weights: Tensor | None
+) -> tuple[Tensor, tuple[str, Tensor] | None]:
+    """Log-weights of atoms in their dtype, and the argument they come from with its name.
+
+    Without weights every atom gets the same share, and there is no such argument.
+    """
+    if weights is not None and log_weights is not None:
+        raise ValueError("Give `weights` or `log_weights`, not both.")
+    if weights is not None:
+        if isinstance(weights, Tensor) and not weights.is_floating_point():
+            weights = weights.to(wide(atoms.dtype))  # counts
+        return safe_log(_fitting("weights", weights, atoms)), ("weights", weights)
+    if log_weights is not None:
+        return _fitting("log_weights", log_weights, atoms), ("log_weights", log_weights)
+    share = -math.log(atoms.shape[-2])
+    return torch.full_like(atoms[..., 0], share, dtype=wide(atoms.dtype)), None
+
+
+def _fitting(name: str, given: Tensor, atoms: Tensor) -> Tensor:
+    """Weights or log-weights that fit the atoms, in the dtype of log-weights."""
+    check_floating(name, given, "(..., n)", 1)
+    check_shape(name, given, atoms.shape[:-1], "One per atom.")
+    check_same("device", ("atoms", atoms), (name, given))
+    if given.dtype != wide(atoms.dtype):
+        check_same("dtype", ("atoms", atoms), (name, given))
+    return given.to(wide(atoms.dtype))
