@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clouds import TIGHT, cloud
+from related import TIGHT, cloud
 
 import pushforward as pf
 

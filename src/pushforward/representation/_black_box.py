@@ -68,7 +68,7 @@ class MapBox(BlackBox):
         (tensor([2., 4.], dtype=torch.float64), tensor([[2.]], dtype=torch.float64))
     """
 
-    def __init__(self, f: MeasureMap | InContextMap, example: Measure | None = None):
+    def __init__(self, f: MeasureMap | InContextMap, example: Measure | None = None) -> None:
         if not callable(f):
             raise TypeError(f"`f` must map a Measure to a Measure, got {type(f).__name__}.")
         self.gamma = f if isinstance(f, InContextMap) else None

@@ -49,7 +49,16 @@ REPEATS = 3
 
 
 class Verdict(Enum):
-    """What kind of map between measures a map is; `str` of it is the sentence."""
+    """The kinds of maps between measures that `characterise` distinguishes.
+
+    `str(verdict)` is the sentence that reports show.
+
+    Examples:
+        >>> print(pf.representation.Verdict.SPLITS_ATOMS)
+        splits or re-weights atoms (B1)
+        >>> pf.representation.Verdict.SPLITS_ATOMS.refuted
+        True
+    """
 
     IN_CONTEXT = "in-context map (not refuted)"
     NOT_A_MEASURE_MAP = "not a measure map"

@@ -47,7 +47,7 @@ class RecoveredMap(InContextMap):
         by: Probe | None = None,
         eta: float | None = None,
         extrapolate: bool = True,
-    ):
+    ) -> None:
         super().__init__()
         by = Excess(fallback=Decode()) if by is None else by
         fix = "Use `Excess()`, `Decode()` or `Weak()` of `pf.representation`; None chooses."

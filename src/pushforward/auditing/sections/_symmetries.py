@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...measures import Measure
 from ...pictures import BLUE, GREY, RED, log, plot
-from ...representation import BlackBoxError, call_model
+from ...representation import BlackBoxError, call_model, rewritings
 from .._case import Baseline, Case, ordered, selected
 from .._model import Padded
 from .._section import Section, Status
@@ -27,7 +27,7 @@ INCONCLUSIVE = 0.05
 
 BROKEN = {
     "permutation": "it depends on the order of the tokens",
-    "duplication": "repeating the whole context changes its outputs",
+    "duplication": "repeating all tokens changes its outputs",
     "weights": "a token of weight two and the same token twice give different outputs",
     "equal tokens": "equal tokens have different outputs",
     "padding": "padding changes its outputs",
@@ -117,20 +117,20 @@ def _lines(worst: dict[str, Change], failed: dict[str, str], rounding: float) ->
     return lines
 
 
-def rewritings(case: Case, baseline: Baseline, mu: Measure) -> Tests:
-    """How far outputs move when tokens are permuted, and when the whole context is repeated."""
-    order = torch.randperm(mu.n, generator=case.generator)
-    repeated = [torch.arange(mu.n).repeat(k) for k in (2, 3)]
+def rewriting_tests(case: Case, baseline: Baseline, mu: Measure) -> Tests:
+    """How far outputs move when tokens are permuted, and when all tokens are repeated."""
+    written = rewritings(mu, case.generator)
+    permuted, *repeated = (written[name] for name in ("permuting", "splitting", "repeating"))
     return {
-        "permutation": lambda: baseline.change(selected(mu, order), order),
-        "duplication": lambda: max(baseline.change(selected(mu, i), i) for i in repeated),
+        "permutation": lambda: baseline.change(*permuted),
+        "duplication": lambda: max(baseline.change(*again) for again in repeated),
     }
 
 
 def _tests(case: Case, baseline: Baseline, mu: Measure) -> Tests:
     """All symmetries that a model of its kind should have."""
     subject, padded = case.subject, case.padded
-    tests = rewritings(case, baseline, mu)
+    tests = rewriting_tests(case, baseline, mu)
     if subject.weighted:
         tests["weights"] = lambda: _doubled_weight(baseline, mu)
         tests["padding"] = lambda: _weight_zero(case, baseline, mu)

@@ -43,7 +43,7 @@ from ...representation.continuity import (
 from .._case import Case
 from .._population import CLOUD
 from .._section import Section, Status
-from ._symmetries import rewritings
+from ._symmetries import rewriting_tests
 
 ATOMS = 12
 """Tokens of the contexts of the search."""
@@ -83,7 +83,7 @@ def theorem(case: Case) -> Section:
 def _of_lists(case: Case, mu: Measure) -> Section:
     """For a model of lists: does it depend on the measure alone, and is (B2) plausible?"""
     baseline = case.baseline(mu)
-    changes = {name: test() for name, test in rewritings(case, baseline, mu).items()}
+    changes = {name: test() for name, test in rewriting_tests(case, baseline, mu).items()}
     numbers = {"changes": changes, "tolerance": baseline.tolerance}
     broken = [name for name, change in changes.items() if change > baseline.tolerance]
     if broken:

@@ -65,7 +65,7 @@ class Search:
         generator: torch.Generator,
         tick: Callable[[], None] = lambda: None,
         budget: SearchBudget | None = None,
-    ):
+    ) -> None:
         self.black_box, self.law, self.size = black_box, law, size
         self.box, self.generator, self.tick = box, generator, tick
         self.budget = budget or (SearchBudget() if black_box.batched else ONE_BY_ONE)
