@@ -43,12 +43,12 @@ GROWTHS = 100
 
 
 class Flow(Container):
-    r"""The flow of a field as an in-context map [A, eq. 14] [A, Prop. 2].
+    r"""The flow of a field as an in-context map [A, Prop. 2].
 
     $$\partial_tG_t(\mu,x)=V_t[\mu_t](G_t(\mu,x)),\qquad\mu_t=G_t(\mu,\cdot)_\sharp\mu.$$
 
     Queries move with the context, which does not see them. The push-forward is the solution map
-    $\mu_0\mapsto\mu_T$ of the Vlasov equation
+    $\mu_0\mapsto\mu_T$ [A, eq. 14] of the Vlasov equation
     $\partial_t\mu+\operatorname{div}(V_t[\mu]\mu)=0$ [A, eq. 13]. Like every in-context map it
     composes, pushes, and can be trained.
 
