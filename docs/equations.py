@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pushforward"
 TAG = re.compile(r"\s*\[([AB]), ([^\]]+)\]")
 PLACE = "<!-- equations -->"
-KINDS = ["eq.", "Def.", "Rem.", "Lemma", "Prop.", "Thm.", "Cor."]
+KINDS = ["eq.", "Def.", "Rem.", "Lem", "Prop.", "Thm.", "Cor."]
 
 
 class Row(NamedTuple):
@@ -44,10 +44,13 @@ def rows() -> Iterator[Row]:
     """Every tag in the docstring of a class, a method or a function."""
     texts = {file.name: file.read_text() for file in sorted((ROOT / "tests").glob("test_*.py"))}
     for file in sorted(SOURCE.rglob("*.py")):
-        for name, docstring in _documented(ast.parse(file.read_text()), ""):
+        documented = dict(_documented(ast.parse(file.read_text()), ""))
+        names = [name for name in documented if "." not in name]
+        for name, docstring in documented.items():
             for paper, label in dict.fromkeys(TAG.findall(docstring)):
                 where = str(file.relative_to(SOURCE))
-                yield Row(paper, label, _sentence(docstring), name, where, _tests(name, texts))
+                tests = _tests([name], texts) or _tests(names, texts)
+                yield Row(paper, label, _sentence(docstring), name, where, tests)
 
 
 def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
@@ -61,15 +64,17 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(docstring: str) -> str:
-    """The first sentence, without tags, with bars that do not end a cell."""
-    paragraph = " ".join(TAG.sub("", docstring).split("\n\n")[0].split())
+    """The first sentence, without tags that stand apart, with bars that do not end a cell."""
+    apart = re.sub(TAG.pattern + r"(?=[.,;:)]|\s*$)", "", docstring.split("\n\n")[0])
+    paragraph = " ".join(TAG.sub(r" \1, \2", apart).split())
     first = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)[0]
     return first.replace("|", r"\vert ")
 
 
-def _tests(name: str, texts: dict[str, str]) -> list[str]:
-    """The two test files that name the object most often."""
-    word = re.compile(rf"\b{name.rpartition('.')[2]}\b")
+def _tests(names: list[str], texts: dict[str, str]) -> list[str]:
+    """The two test files that name the objects most often."""
+    last = "|".join(name.rpartition(".")[2] for name in names)
+    word = re.compile(rf"\b({last})\b")
     counts = {file: len(word.findall(text)) for file, text in texts.items()}
     most = sorted(filter(counts.get, counts), key=lambda file: -counts[file])
     return most[:2]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clouds import TIGHT, cloud
+from related import TIGHT, cloud
 
 import pushforward as pf
 
@@ -20,8 +20,9 @@ def test_one_relation_of_a_batch():
 
 def test_relations_of_a_transformer():
     """Each layer's values, integrated by its relations, are what the layer does."""
-    block = pf.Block(norm=pf.PreNorm(), head_dim=3)
-    model = pf.Transformer(2, depth=3, heads=4, width=6, block=block)
+    model = pf.Transformer(
+        2, depth=3, heads=4, width=6, block=pf.Block(norm=pf.PreNorm(), head_dim=3)
+    )
     mu = cloud(8)
     found = model.relations(mu)
     assert len(found) == 3 and all(r.shape == (4, 8, 8) for r in found)
@@ -29,7 +30,7 @@ def test_relations_of_a_transformer():
     states = []
     layer.register_forward_hook(lambda *_: None)
     real = layer.condition
-    layer.condition = lambda mu, queries=None: states.append(mu) or real(mu, queries)
+    layer.condition = lambda mu, *rest: states.append(mu) or real(mu, *rest)
     model.push(mu)
     v = layer._split(layer.V(states[0].atoms))
     out = layer.W(found[0].apply(v).transpose(-2, -3).flatten(-2))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clouds import TIGHT, cloud, pair, related, squared, weights
+from related import TIGHT, cloud, pair, related, squared, weights
 
 import pushforward as pf
 

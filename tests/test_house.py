@@ -7,6 +7,7 @@ import operator
 import re
 from abc import ABC
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 
@@ -82,16 +83,9 @@ def test_every_module_can_be_imported_by_its_full_name():
         assert isinstance(walked, ModuleType) and walked is found, name
 
 
-def pending(rule: str) -> set[str]:
-    """What does not keep a rule yet, from `house_pending.txt`: lines `rule: what`."""
-    file = HERE / "house_pending.txt"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {line.partition(": ")[2] for line in lines if line.partition(": ")[0] == rule}
-
-
 def check(rule: str, found: Iterable[str]) -> None:
     """Fail with a list of everything that breaks a rule."""
-    wrong = sorted(set(found) - pending(rule))
+    wrong = sorted(set(found))
     assert not wrong, f"{rule}:\n" + "\n".join(wrong)
 
 
@@ -103,9 +97,7 @@ NAMES = (HERE / "public_names.txt").read_text().split()
 
 def test_the_root_exports_the_committed_list():
     """New names are added to `tests/public_names.txt` on purpose, or not at all."""
-    check("not exported yet", set(NAMES) - set(pf.__all__))
-    assert set(pf.__all__) <= set(NAMES), sorted(set(pf.__all__) - set(NAMES))
-    assert NAMES == sorted(NAMES) and len(pf.__all__) == len(set(pf.__all__))
+    assert sorted(pf.__all__) == NAMES
     for name in pf.__all__:
         assert hasattr(pf, name), name
 
@@ -122,7 +114,9 @@ def public_objects() -> dict[str, object]:
 
 
 def arguments(thing: object) -> list[str]:
-    """Parameters of a function, or of a class's constructor."""
+    """Parameters of a function, or of a class's constructor; members of an Enum are given."""
+    if inspect.isclass(thing) and issubclass(thing, Enum):
+        return []
     try:
         parameters = inspect.signature(thing).parameters
     except (TypeError, ValueError):
@@ -276,10 +270,12 @@ def is_method(value: object) -> bool:
 
 
 def test_no_method_only_says_that_it_is_not_implemented():
+    """Functions may: the default of single dispatch, to which kinds are registered."""
+
     def empty() -> Iterator[str]:
-        for where, node, _ in functions():
+        for where, node, method in functions():
             body = node.body[1:] if ast.get_docstring(node) else node.body
-            if len(body) == 1 and isinstance(body[0], ast.Raise):
+            if method and len(body) == 1 and isinstance(body[0], ast.Raise):
                 if "NotImplementedError" in ast.dump(body[0]):
                     yield where
 

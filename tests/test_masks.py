@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clouds import TIGHT, extreme, squared
+from related import TIGHT, extreme, squared
 
 import pushforward as pf
 

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from clouds import cloud, extreme, pair, related, squared, weights
 from hypothesis import given, settings, strategies as st
+from related import cloud, extreme, pair, related, squared, weights
 
 import pushforward as pf
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clouds import extreme, pair, related
+from related import extreme, pair, related
 
 import pushforward as pf
 from pushforward.sinkhorn import StoredKernel

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from clouds import TIGHT, cloud, pair, related, squared
+from related import TIGHT, cloud, pair, related, squared
 
 import pushforward as pf
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clouds import related
+from related import related
 
 import pushforward as pf
 

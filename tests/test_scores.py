@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clouds import TIGHT, pair
+from related import TIGHT, pair
 
 import pushforward as pf
 from pushforward._tools import tiles

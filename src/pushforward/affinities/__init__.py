@@ -9,7 +9,6 @@ from ._affinity import (
     Affinity as Affinity,
     Dot as Dot,
     PointAffinity as PointAffinity,
-    Slopes as Slopes,
     SquaredDistance as SquaredDistance,
     scores as scores,
 )

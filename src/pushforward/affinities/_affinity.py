@@ -18,23 +18,6 @@ from ._points import Features, PointScores
 from ._scores import Scores
 
 
-@dataclass(frozen=True)
-class Slopes:
-    r"""How steep the scores $s(x,y)=A(Qx,Ky)$ of a head are on a ball.
-
-    Args:
-        mixed: $\sup|\partial_x\partial_ys|$.
-        x: $\sup|\partial_xs|$.
-        y: $\sup|\partial_ys|$.
-        size: $\sup|s|$.
-    """
-
-    mixed: float
-    x: float
-    y: float
-    size: float
-
-
 class Affinity(ABC):
     r"""A way to compare two measures atom by atom: the scores $A_{ij}$ of their atoms.
 
@@ -91,18 +74,6 @@ class PointAffinity(Affinity, ABC):
     def features(self, x: Float[Tensor, "*b n k"], origin: Tensor | None) -> Features:
         r"""$x'$ and $c(x)$, for queries and keys alike."""
 
-    def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
-        r"""Of the scores $A(Qx,Ky)$ on a ball, from norms of matrices.
-
-        Args:
-            q: $\|Q\|$.
-            k: $\|K\|$.
-            cross: $\|Q^\top K\|$.
-            width: number of rows of $Q$ and $K$.
-            radius: $R$.
-        """
-        raise NotImplementedError(f"No bound of the scores of {self} is known here.")
-
     def between(
         self, queries: Features, keys: Features, impl: ops.Impl | None = None,
         times: ops.Clock | None = None,
@@ -143,11 +114,6 @@ class Dot(PointAffinity):
     def factor(self, width: int) -> float:
         return 1 / math.sqrt(width) if self.scale is None else self.scale
 
-    def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
-        r"""$b=|s|\,\|Q^\top K\|$, $bR$ and $bR^2$."""
-        b = abs(self.factor(width)) * cross
-        return Slopes(b, b * radius, b * radius, b * radius**2)
-
     def origin(self, k: Tensor, log_weights: Tensor) -> None:
         return None  # a dot product depends on the origin
 
@@ -186,11 +152,6 @@ class SquaredDistance(PointAffinity):
 
     def factor(self, width: int) -> float:
         return 2 / self.eps
-
-    def slopes(self, q: float, k: float, cross: float, width: int, radius: float) -> Slopes:
-        r"""$\partial_y|Qx-Ky|^2=2K^\top(Ky-Qx)$, and so on."""
-        far, c = (q + k) * radius, 2 / self.eps
-        return Slopes(c * cross, c * q * far, c * k * far, far**2 / self.eps)
 
     def origin(self, k: Tensor, log_weights: Tensor) -> Tensor:
         """The barycentre of the keys."""

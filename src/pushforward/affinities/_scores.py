@@ -35,10 +35,6 @@ class Kernel(ABC):
     ) -> Float[Tensor, "*o m e"]:
         r"""The mean of $v_j$ with weights $e^{A_{ij}+b_j}$; 0 for a query without allowed keys."""
 
-    def over_queries(self, bias: Float[Tensor, "*#b m"]) -> Float[Tensor, "*o n"]:
-        r"""$\log\sum_ie^{A_{ij}+b_i}$, one number per key."""
-        return self.T.over_keys(bias)
-
 
 class Scores(Kernel, ABC):
     r"""The scores $A_{ij}$ of queries $i$ and keys $j$, minus infinity where a pair is forbidden.
@@ -134,6 +130,10 @@ class Scores(Kernel, ABC):
     def matrix(self) -> Float[Tensor, "*b m n"]:
         """All scores."""
         return self.tile(slice(None))
+
+    def over_queries(self, bias: Float[Tensor, "*#b m"]) -> Float[Tensor, "*o n"]:
+        r"""$\log\sum_ie^{A_{ij}+b_i}$, one number per key."""
+        return self.T.over_keys(bias)
 
     def cuts(self) -> list[slice]:
         """Slices that cover the rows, one tile each."""

@@ -37,7 +37,7 @@ def sinkhorn_divergence(
         normaliser: the Sinkhorn that finds the three plans, `pf.Sinkhorn(tol=1e-4)` by default; a
             Sinkhorn without `tol` goes to $10^{-4}$ here too. `tol` is the L1 error of the
             marginals: the value is accurate to second order in it, the gradient to first. If
-            `max_steps` are not enough, a warning tells the error. `steps` and `slack` are refused.
+            `max_steps` do not suffice, a warning states the error. `steps`, `slack` are refused.
 
     Examples:
         >>> mu = pf.Measure(torch.zeros(1, 2))

@@ -40,8 +40,8 @@ class Dynamics(ABC):
 class Characteristics(Dynamics):
     r"""The characteristics $\dot x=V_t[\mu_t](x)$ of atoms and queries [A, eq. 9].
 
-    The atoms carry $\mu_t$, and never see the queries. A state is `(atoms,)`, then the atoms of `queries` if given, then
-    further points if there are any.
+    The atoms carry $\mu_t$, and never see the queries. A state is `(atoms,)`, then the atoms of
+    `queries` if given, then further points if there are any.
 
     Args:
         field: the velocity.

@@ -49,8 +49,8 @@ class Flow(Container):
 
     Queries move with the context, which does not see them. The push-forward is the solution map
     $\mu_0\mapsto\mu_T$ of the Vlasov equation
-    $\partial_t\mu+\operatorname{div}(V_t[\mu]\mu)=0$ [A, eq. 13]. Like every in-context map it composes,
-    pushes, and can be trained.
+    $\partial_t\mu+\operatorname{div}(V_t[\mu]\mu)=0$ [A, eq. 13]. Like every in-context map it
+    composes, pushes, and can be trained.
 
     Args:
         field: a velocity, any in-context map from a space into itself.

@@ -2,9 +2,9 @@ r"""Gaussians under attention: the mean-field limit in closed form, without part
 
 Where a field is affine on Gaussians, $V[\mathcal N(\alpha,\Sigma)](x)=B(\alpha,\Sigma)\,x+
 b(\alpha,\Sigma)$, the flow of a Gaussian is a moving affine map $x\mapsto M_tx+c_t$, and
-$\mu_t=\mathcal N(M_t\alpha_0+c_t,\ M_t\Sigma_0M_t^\top)$. An affine map is determined by the images
-of the origin and the unit vectors. So the same solvers move these $d+1$ points, and the result is
-what they would give for infinitely many particles, up to rounding.
+$\mu_t=\mathcal N(M_t\alpha_0+c_t,\ M_t\Sigma_0M_t^\top)$. An affine map is determined by the
+images of the origin and the unit vectors. So the same solvers move these $d+1$ points, and the
+result is what they would give for infinitely many particles, up to rounding.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class AttentionMap(InContextMap, ABC):
         normaliser: Normaliser,
         mask: Causal | None,
         impl: ops.Impl | None,
-    ):
+    ) -> None:
         super().__init__()
         check_kind("affinity", affinity, PointAffinity, "Use `pf.Dot()`, say.")
         check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
@@ -223,7 +223,7 @@ class Attention(AttentionMap):
         normaliser: Normaliser | None = None,
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
-    ):
+    ) -> None:
         check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
         super().__init__(
             Dot() if affinity is None else affinity,

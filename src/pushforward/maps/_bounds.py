@@ -24,6 +24,7 @@ from ._lipschitz import (
     lipschitz_bound,
     norm,
     pointwise_lipschitz,
+    unknown_bound,
 )
 
 
@@ -119,7 +120,7 @@ def score_bounds(affinity: object, Q: Tensor, K: Tensor, radius: float) -> Score
         K: `(k, d)`.
         radius: of the ball.
     """
-    raise NotImplementedError(f"No bound of the scores of {affinity} is known here.")
+    raise unknown_bound(affinity, "score_bounds")
 
 
 @score_bounds.register(Dot)
@@ -147,7 +148,7 @@ def average_bound(normaliser: object, scores: ScoreBounds, radius: float) -> Lip
         scores: bounds of the scores.
         radius: of the ball.
     """
-    raise NotImplementedError(f"No Lipschitz bound of {normaliser} is known here.")
+    raise unknown_bound(normaliser, "average_bound")
 
 
 @average_bound.register(Softmax)

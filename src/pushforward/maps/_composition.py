@@ -23,7 +23,7 @@ class Composition(Container, ABC):
 
     sequential: ClassVar[bool] = True
 
-    def __init__(self, *maps: InContextMap):
+    def __init__(self, *maps: InContextMap) -> None:
         super().__init__()
         if not maps:
             raise ValueError("A composition needs at least one map, got none.")

@@ -93,7 +93,7 @@ class InContextMap(nn.Module, ABC):
     paired: bool = False
     """Whether it must be given a measure of queries."""
 
-    def __init_subclass__(cls, **kwargs: object):
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Derive `condition` from `evaluate` or `evaluate` from `condition`."""
         super().__init_subclass__(**kwargs)
         own = [name for name in ("evaluate", "condition") if name in cls.__dict__]
@@ -250,7 +250,7 @@ class At(Transport):
     `answer(x, None)`, unchecked.
     """
 
-    def __init__(self, gamma: InContextMap, mu: Measure):
+    def __init__(self, gamma: InContextMap, mu: Measure) -> None:
         self.gamma, self.mu = gamma, mu
 
     def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:

@@ -32,7 +32,7 @@ class Pointwise(InContextMap):
         *,
         dim: int | None = None,
         out_dim: int | None = None,
-    ):
+    ) -> None:
         super().__init__()
         self.f = f
         self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
@@ -64,7 +64,7 @@ class MLP(InContextMap):
         out_dim: int | None = None,
         skip: bool = False,
         activation: Callable[[Tensor], Tensor] | None = None,
-    ):
+    ) -> None:
         super().__init__()
         check_sizes(dim=dim, hidden=hidden, out_dim=out_dim)
         out_dim = dim if out_dim is None else out_dim
@@ -93,7 +93,7 @@ class Residual(Container):
         tensor([[0.5000]])
     """
 
-    def __init__(self, gamma: InContextMap, *, step: float = 1.0):
+    def __init__(self, gamma: InContextMap, *, step: float = 1.0) -> None:
         super().__init__()
         check_kind(
             "gamma", gamma, InContextMap, "A module becomes one with `pf.Pointwise(module)`."

@@ -95,9 +95,15 @@ def lipschitz_bound(gamma: object, radius: float) -> Lipschitz:
         >>> (Halve() @ Halve()).lipschitz(1.0).x
         0.25
     """
-    raise NotImplementedError(
-        f"No Lipschitz bound of {type(gamma).__name__} is known here. Give one with "
-        "`@pf.maps.lipschitz_bound.register(...)`."
+    raise unknown_bound(gamma, "lipschitz_bound")
+
+
+def unknown_bound(thing: object, function: str) -> NotImplementedError:
+    """The error for a kind of map, affinity or normaliser that has registered no formula."""
+    kind = type(thing).__name__
+    return NotImplementedError(
+        f"No Lipschitz bound of {kind} is known here. Give one with "
+        f"`@pf.maps.{function}.register({kind})`."
     )
 
 

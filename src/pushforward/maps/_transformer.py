@@ -150,7 +150,7 @@ class Transformer(Composition):
         out_dim: int | None = None,
         step: float = 1.0,
         block: Block | None = None,
-    ):
+    ) -> None:
         check_sizes(dim=dim, depth=depth, width=width, out_dim=out_dim)
         block = Block() if block is None else block
         check_kind("block", block, Block, "Use `pf.Block(norm=pf.PreNorm())`, say.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..affinities import Scores, Slopes, TileScores
+from ..affinities import Scores, TileScores
 from ._joint import weights_or_ones
 from ._masses import Masses, Signed
 from ._probabilities import Conditional
@@ -67,15 +66,6 @@ class Normaliser(ABC):
             start: a potential on the keys to start from, where `takes_start` is True.
         """
 
-    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
-        r"""Bounds of $\int y\,\pi(dy|x)$ on a ball: Lipschitz in $x$, in $\nu$, and the size.
-
-        Args:
-            slopes: of the scores.
-            radius: $R$.
-        """
-        raise NotImplementedError(f"No Lipschitz bound of {self} is known here.")
-
 
 @dataclass(frozen=True)
 class Softmax(Normaliser):
@@ -97,11 +87,6 @@ class Softmax(Normaliser):
     ) -> Conditional:
         extension = lambda others, log_a: self.relate(others, log_a, log_b)
         return Conditional(scores, log_b, None, extension=extension)
-
-    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
-        r"""$bR^2$ by the covariance of a row; $e^{2gR}(1+2gR)$ with $g=\sup|\partial_ys|$."""
-        swing = 2 * slopes.y * radius
-        return slopes.mixed * radius**2, _exp(swing) * (1 + swing), radius
 
 
 @dataclass(frozen=True)
@@ -145,10 +130,6 @@ class Sigmoid(Normaliser):
         density = TileScores.mapped(scores, lambda tile: logsigmoid(tile + self.bias))
         return _density(self, density, log_a, log_b, costs=scores)
 
-    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
-        r"""A density of at most 1 and slope of at most $\frac14$."""
-        return _density_gains(1.0, 0.25, slopes, radius)
-
 
 @dataclass(frozen=True)
 class Exponential(Normaliser):
@@ -161,11 +142,6 @@ class Exponential(Normaliser):
         self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
     ) -> Masses:
         return _density(self, scores, log_a, log_b)
-
-    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
-        r"""A density of at most $e^{\sup|s|}$, its own slope."""
-        top = _exp(slopes.size)
-        return _density_gains(top, top, slopes, radius)
 
 
 @dataclass(frozen=True)
@@ -181,10 +157,6 @@ class Bilinear(Normaliser):
         extension = lambda others, log_a: self.relate(others, log_a, log_b)
         log_a = weights_or_ones(log_a, log_b, scores.shape)
         return Signed(scores, log_b, None, log_a, extension=extension)
-
-    def gains(self, slopes: Slopes, radius: float) -> tuple[float, float, float]:
-        r"""A density of at most $\sup|s|$, of slope one."""
-        return _density_gains(slopes.size, 1.0, slopes, radius)
 
 
 @dataclass(frozen=True)
@@ -220,15 +192,3 @@ def _density(
         return normaliser.relate(scores, log_a, log_b)
 
     return Masses(density, log_b, None, log_a, f, costs=costs, extension=extension)
-
-
-def _exp(x: float) -> float:
-    """Infinite rather than an error."""
-    return math.exp(x) if x < 700 else math.inf
-
-
-def _density_gains(
-    top: float, steep: float, slopes: Slopes, radius: float
-) -> tuple[float, float, float]:
-    r"""Of $\int y\,\varphi(s(x,y))\,\nu(dy)$, with bounds of $|\varphi|$ and $|\varphi'|$."""
-    return steep * slopes.x * radius, top + steep * slopes.y * radius, top * radius

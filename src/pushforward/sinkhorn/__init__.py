@@ -1,7 +1,7 @@
 r"""Sinkhorn: the potentials $f,g$ of a coupling $e^{A+f\oplus g}\,\mu\otimes\nu$.
 
 A `Problem` is a pair of marginals. `alternate` takes some steps, `solve` goes to a tolerance,
-`differentiable` adds the gradients of the solution, and `diagnose` tells which allowed pairs can
+`differentiable` adds the gradients of the solution, and `diagnose` finds which allowed pairs can
 carry mass. `doubly_stochastic` scales many small matrices at once.
 """
 

@@ -57,7 +57,7 @@ class Problem:
 
     def columns(self, kernel: Kernel, f: Tensor) -> Tensor:
         r"""The second half-step, $g=-\tau_b\log\int e^{A+f}d\mu$."""
-        return -self.damping[1] * kernel.over_queries(tilted(self.log_a, f))
+        return -self.damping[1] * kernel.T.over_keys(tilted(self.log_a, f))
 
     def detach(self) -> Problem:
         """The same problem, with weights that carry no gradient."""

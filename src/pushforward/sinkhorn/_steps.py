@@ -31,7 +31,7 @@ def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor
 
 
 class Point(NamedTuple):
-    """A potential `g`, with what one plain step from it tells."""
+    """A potential `g`, and the quantities that one plain step from it gives."""
 
     f: Tensor
     """The potential of the queries that the first half-step gives."""
