@@ -94,10 +94,16 @@ def test_a_call_is_a_straight_line(call, record_property):
     straight(steps)
 
 
-SECTIONS = ["symmetries", "size", "theorem", "sensitivity", "depth", "relations"]
+CALLED_BACK = pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="a search calls the law and the model it is given"
+)
+
+SECTIONS = [
+    "symmetries", "size", pytest.param("theorem", marks=CALLED_BACK),
+    pytest.param("sensitivity", marks=CALLED_BACK), "depth", "relations",
+]  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="models are called back")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_of_an_audit_is_a_straight_line(section, record_property):
     model = pf.Transformer(2, depth=1).double()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 
 
@@ -40,6 +41,20 @@ def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], No
         yield tick
     finally:
         progress.stop()
+
+
+def ticker(
+    show: Callable[[int], None], start: int = 0, most: int | None = None
+) -> Callable[[], None]:
+    """A function that counts its calls and shows the count on a bar.
+
+    Args:
+        show: moves the bar, as `bar` yields it.
+        start: where the bar is before the first call.
+        most: how far the calls may move it; further ones do not show.
+    """
+    steps = count(1)
+    return lambda: show(start + (next(steps) if most is None else min(next(steps), most)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..maps import InContextMap
 from ..measures import Measure
 from ..representation import BlackBoxError, CallRejected, call_model, near, why_unusable
-from ._case import QUERIES, outputs_at
+from ._case import QUERIES
 from ._model import Model
 from ._population import Population
 from ._subjects import MeasureSubject, QuerySubject, Subject, TokenSubject
@@ -48,7 +48,7 @@ def usable_subject(
         if before is None or before.shape != after.shape or not _equal(before, after):
             raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
     further = population.draw(mu.n + 2, generator)
-    reason = why_unusable(lambda m: outputs_at(subject, m, x), mu, further, seed)
+    reason = why_unusable(subject.function(x), mu, further, seed)
     if reason is not None:
         raise BlackBoxError(reason + hint)
     return subject

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._tools.checks import check_floating, check_seed, check_sizes
-from .._tools.output import bar
+from .._tools.output import bar, ticker
 from ..representation import BlackBoxError, NotRecovered
 from ._calling import buffers_restored, usable_subject
 from ._case import Case
@@ -110,18 +109,12 @@ def audit(
         for k, name in enumerate(names):
             # Each section has a generator of its own, so that leaving others out changes nothing.
             generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
-            tick = _ticks(show, TICKS * k)
+            tick = ticker(show, TICKS * k, TICKS - 1)
             padded = model.padded or subject.padded
             case = Case(subject, population, queries, tokens, padded, generator, tick)
             results.append(_run_section(name, case))
             show(TICKS * (k + 1))
     return Audit(model.title, subject.how, described, seed, tuple(results))
-
-
-def _ticks(show: Callable[[int], None], start: int) -> Callable[[], None]:
-    """Counts the steps of one section on a bar; those beyond its part do not show."""
-    steps = count(1)
-    return lambda: show(start + min(next(steps), TICKS - 1))
 
 
 def _run_section(name: str, case: Case) -> Section:

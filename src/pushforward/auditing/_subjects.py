@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ class Subject(ABC):
     @abstractmethod
     def answer(self, mu: Measure, x: Float[Tensor, "m q"]) -> Float[Tensor, "m e"]:
         r"""The output $G(\mu,x)$ for each of some points, each alone with the context."""
+
+    @abstractmethod
+    def function(self, x: Tensor | None) -> Callable[[Measure], Tensor | Measure]:
+        """The outputs as a function of the context: at queries, or for its tokens if None."""
 
     @abstractmethod
     def push(self, mu: Measure) -> Measure:
@@ -113,6 +118,9 @@ class MeasureSubject(Subject):
     def outputs(self, mu: Measure) -> Tensor | Measure:
         # Images of an in-context map are in the order of the tokens; those of another map are not.
         return self.push(mu) if self._box.gamma is None else self.push(mu).atoms
+
+    def function(self, x: Tensor | None) -> Callable[[Measure], Tensor | Measure]:
+        return self._box.push if x is None else partial(self._box.answer, x=x)
 
     def push(self, mu: Measure) -> Measure:
         return self._box.push(mu)
@@ -202,6 +210,9 @@ class TokenSubject(Subject):
             return self.call(atoms).expand(len(x), -1)
         return self.output_of_last(torch.cat([atoms.expand(len(x), *atoms.shape), x[:, None]], 1))
 
+    def function(self, x: Tensor | None) -> Callable[[Measure], Tensor | Measure]:
+        return self.outputs if x is None else partial(self.answer, x=x)
+
     def push(self, mu: Measure) -> Measure:
         out = self.call(as_token_list(mu))
         return Measure(out).merge(256 * torch.finfo(out.dtype).eps * float(out.abs().max()))
@@ -259,6 +270,9 @@ class QuerySubject(Subject):
 
     def outputs(self, mu: Measure) -> Tensor:
         raise BlackBoxError("a context has no outputs of its own, only queries have")
+
+    def function(self, x: Tensor | None) -> Callable[[Measure], Tensor | Measure]:
+        return self.outputs if x is None else partial(self.answer, x=x)
 
     def push(self, mu: Measure) -> Measure:
         raise BlackBoxError("a context has no image of its own, only queries have")

@@ -12,13 +12,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import count
 
 import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_seed, check_sizes
-from .._tools.output import bar
+from .._tools.output import bar, ticker
 from ..distances import wasserstein
 from ..flows import Euclidean
 from ..maps import InContextMap
@@ -185,9 +184,8 @@ def characterise(
         return _draw(law, n, g, example.dim).to(example.dtype if box.dtype is None else box.dtype)
 
     with torch.no_grad(), bar("characterise", TICKS, progress) as show:
-        ticks = count(1)
         try:
-            report = _tested(box, cast, size, generator, lambda: show(next(ticks)))
+            report = _tested(box, cast, size, generator, ticker(show))
         except BlackBoxError as error:
             report = Characterisation(Verdict.UNKNOWN, str(error))
     return replace(report, seed=seed)
