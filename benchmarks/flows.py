@@ -58,7 +58,7 @@ def make(way, method, n, device):
 
         field = pf.fields.SelfAttention(Q, K, V)
         solver = {"Euler": pf.Euler, "RK4": pf.RK4}[method](steps=100)
-        return lambda: pf.flow(field, pf.Measure(x), 1.0, solver=solver)[-1].atoms
+        return lambda: pf.flow(field, pf.Measure(x), t1=1.0, solver=solver)[-1].atoms
     v, h = velocity(way, Q, K, V), 0.01
     if way == "torchdiffeq with SDPA":
         from torchdiffeq import odeint
@@ -89,7 +89,7 @@ def truth(n, device):
     if not file.exists():
         x, Q, K, V = (t.double() for t in problem(n, device))
         field = pf.fields.SelfAttention(Q, K, V)
-        end = pf.flow(field, pf.Measure(x), 1.0, solver=pf.RK4(steps=100))[-1].atoms
+        end = pf.flow(field, pf.Measure(x), t1=1.0, solver=pf.RK4(steps=100))[-1].atoms
         np.save(file, end.cpu().numpy())
     return torch.from_numpy(np.load(file)).to(device)
 
@@ -134,7 +134,7 @@ def sinkhorn_steps():
     """Sinkhorn steps of 100 steps to t = 1: cold, warm and predicted."""
     import pushforward as pf
     from pushforward.flows._dynamics import Characteristics
-    from pushforward.relations import Memory
+    from pushforward.sinkhorn import PotentialHistory
 
     rows = []
     for n, d, scale in ((256, 2, 1.0), (256, 2, 2.0), (256, 3, 1.5), (512, 2, 1.5)):
@@ -147,11 +147,12 @@ def sinkhorn_steps():
                 )
                 counts = []
                 for history in (0, 1, 4):
-                    move = Characteristics(field, pf.Measure(x), memory=Memory(history))
+                    move = Characteristics(field, pf.Measure(x), history=PotentialHistory(history))
                     grid = solver.grid(0.0, 1.0, 1)
                     with torch.no_grad():
-                        solver.march(move, move.start(), grid, 0, 100)
-                    counts.append(move.memory.steps)
+                        for _ in solver.solve(move, move.start(), grid, 0, 100):
+                            pass
+                    counts.append(move.history.steps)
                 cold, warm, predicted = counts
                 evaluations = 100 * len(solver.nodes)
                 rows.append([

@@ -13,7 +13,7 @@ from rich.progress import track
 import pushforward as pf
 
 torch.manual_seed(0)
-width, steps = 32, int(sys.argv[1]) if len(sys.argv) > 1 else 300
+width, steps = 32, 40 if "--small" in sys.argv else 300
 
 sizes = dict(depth=2, heads=2, hidden=64, width=width, out_dim=width)
 encoder = pf.Transformer(3, **sizes, block=pf.Block(head_dim=16))
@@ -33,10 +33,10 @@ def predict(context, x):
     return read(rows, x)[..., 0]
 
 
-def draw(tasks, rows, asked=8):
+def draw(tasks, rows, queries=8):
     """Tasks with `rows` rows each, and queries with their true values."""
     w = torch.randn(tasks, 2, 1)
-    x, q = torch.randn(tasks, rows, 2), torch.randn(tasks, asked, 2)
+    x, q = torch.randn(tasks, rows, 2), torch.randn(tasks, queries, 2)
     y = x @ w + 0.1 * torch.randn(tasks, rows, 1)
     return torch.cat([x, y], -1), q, (q @ w)[..., 0]
 

@@ -18,7 +18,7 @@ from rich.progress import track
 import pushforward as pf
 
 torch.manual_seed(0)
-steps = int(sys.argv[1]) if len(sys.argv) > 1 else 350
+steps = 40 if "--small" in sys.argv else 350
 
 
 def eccentricity(mu, x):
@@ -27,7 +27,7 @@ def eccentricity(mu, x):
 
 
 def rule(mu, nu):
-    """A weakly continuous coupling system."""
+    """A weakly continuous rule of couplings."""
     near = pf.Encoded(eccentricity, eccentricity, pf.SquaredDistance(0.1))
     return pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
 

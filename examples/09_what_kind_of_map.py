@@ -1,4 +1,4 @@
-"""Maps whose kind is known, and a prompt that tears names apart. Writes out/alice.png."""
+"""The verdicts of maps of known kind; two prompts and two names. Writes out/alice.png."""
 
 import sys
 from pathlib import Path
@@ -15,17 +15,17 @@ from rich.table import Table
 import pushforward as pf
 
 SMALL = "--small" in sys.argv
-law = lambda g: pf.Measure(2 * torch.rand(6, 2, generator=g).double() - 1)
+law = lambda n, g: pf.Measure(2 * torch.rand(n, 2, generator=g).double() - 1)
 
 table = Table("map", "verdict", "Lipschitz in W1", "because")
 specimens = pf.representation.zoo.specimens(dim=2)
 for s in track(specimens[-5:] if SMALL else specimens, description="verdicts"):
-    report = pf.characterise(s.f, law, dim=2, progress=False)
+    report = pf.characterise(s.f, law, size=6, progress=False)
     assert report.verdict == s.verdict, f"{s.name}: {report}"
     known = report.lipschitz
     constant = "" if known is None or report.refuted else f"{known.lower:.3g} to {known.upper:.3g}"
     because = "" if report.witness is None else report.witness.what
-    table.add_row(s.name, report.verdict, constant, because)
+    table.add_row(s.name, str(report.verdict), constant, because)
 Console().print(table)
 
 sizes = [10**k for k in range(1, 5 if SMALL else 7)]
@@ -46,4 +46,4 @@ axes.set(xlabel="tokens in the prompt", ylabel="distance")
 axes.legend(frameon=False)
 Path("out").mkdir(exist_ok=True)
 figure.savefig("out/alice.png", dpi=110)
-print("Prompts and answers come together, the names do not. Picture: out/alice.png")
+print("Prompts and answers approach each other, the names do not. Picture: out/alice.png")

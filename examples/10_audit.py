@@ -34,7 +34,7 @@ class Positions(nn.Module):
 
 
 class Sharpened(nn.Module):
-    """Scores times log n, as for long contexts: the same cells twice have another answer."""
+    """Scores times log n, as for long contexts: the same cells twice give another output."""
 
     def __init__(self):
         super().__init__()

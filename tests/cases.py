@@ -77,7 +77,9 @@ PLAIN = {
     "pairwise": lambda impl: pf.fields.Pairwise(lambda x, y: torch.sin(y - x)),
     "cucker-smale": lambda impl: pf.fields.CuckerSmale(),
     "kuramoto": lambda impl: pf.fields.Kuramoto(2.0, dim=2),
-    "harmonic": lambda impl: pf.fields.Harmonic(1.5),
+    "second order": lambda impl: pf.fields.SecondOrder(
+        pf.fields.Pairwise(lambda z, w: (w - z)[..., :1])
+    ),
     "layers": lambda impl: pf.Flow(
         pf.fields.Layers([attention(impl), attention(impl)]),
         t1=1.0,

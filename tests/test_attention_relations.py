@@ -20,9 +20,8 @@ def test_one_relation_of_a_batch():
 
 def test_relations_of_a_transformer():
     """Each layer's values, integrated by its relations, are what the layer does."""
-    model = pf.Transformer(
-        2, depth=3, heads=4, width=6, block=pf.Block(norm=pf.PreNorm(), head_dim=3)
-    )
+    block = pf.Block(norm=pf.PreNorm(), head_dim=3)
+    model = pf.Transformer(2, depth=3, heads=4, width=6, block=block)
     mu = cloud(8)
     found = model.relations(mu)
     assert len(found) == 3 and all(r.shape == (4, 8, 8) for r in found)
@@ -70,3 +69,34 @@ def test_gradients_of_a_layer_to_tolerance():
     ]
     for x, y in zip(*grads, strict=True):
         assert torch.allclose(x, y, atol=1e-10)
+
+
+def test_layers_start_from_earlier_potentials():
+    """From its own potential a layer needs one step, in its relation and when it is applied."""
+    gamma = pf.Attention(2, heads=2, normaliser=pf.Sinkhorn(tol=1e-9))
+    mu = cloud(8, spread=3.0)
+    cold = gamma.relation(mu)
+    warm = gamma.relation(mu, start=cold.g)
+    assert warm.steps == 1 < cold.steps
+    assert torch.allclose(warm.matrix(), cold.matrix(), atol=1e-9)
+    with pytest.raises(ValueError, match="Only Sinkhorn has a `start`"):
+        pf.Attention(2).relation(mu, start=cold.g)
+
+
+def test_a_relation_at_other_queries_is_that_of_the_layer():
+    """A layer to a tolerance in float32 computes in float64, at any query."""
+    gamma = pf.Attention(2, heads=2, normaliser=pf.Sinkhorn(tol=1e-9)).float()
+    mu = pf.Measure(3 * torch.randn(8, 2).float())
+    relation = gamma.relation(mu)
+    assert relation.scores.dtype == torch.float64 and relation.dtype == torch.float32
+    assert relation.matrix().dtype == torch.float32 and relation.converged.all()
+    assert torch.allclose(gamma(mu, mu.atoms[:3]), gamma.push(mu).atoms[:3], atol=1e-6)
+
+
+def test_half_precision_stays_so_at_other_queries():
+    """Points in bfloat16 go to the reductions as they are, also where potentials are float32."""
+    gamma = pf.Attention(2, heads=2, normaliser=pf.Sinkhorn(steps=3)).bfloat16()
+    mu = pf.Measure(torch.randn(6, 2).bfloat16())
+    relation = gamma.relation(mu)
+    assert relation.scores.queries.points.dtype == torch.bfloat16
+    assert relation.scores.dtype == relation.g.dtype == torch.float32

@@ -10,7 +10,7 @@ from torch import nn
 import pushforward as pf
 from pushforward.auditing._calling import as_subject
 from pushforward.auditing._case import Baseline, selected
-from pushforward.representation import zoo
+from pushforward.representation import Verdict, zoo
 
 pytestmark = pytest.mark.unhooked
 
@@ -34,7 +34,7 @@ def test_an_encoder_is_an_in_context_map():
     )
     assert found["size"].status == "good"
     assert -0.65 < found["size"].numbers["rate"] < -0.35
-    assert found["theorem"].verdict == zoo.IN_CONTEXT
+    assert found["theorem"].verdict == str(Verdict.IN_CONTEXT)
     recovered = found["theorem"].numbers["recovered"]
     assert recovered["deviation"] < 1e-3 and recovered["deviation"] < 10 * recovered["estimate"]
     assert 0.9 < found["sensitivity"].numbers["exponent"] < 1.1
@@ -60,16 +60,16 @@ def test_symmetries(model, broken):
     section = found["symmetries"]
     assert {name for name, seen in section.numbers.items() if not seen["holds"]} == broken
     assert found.exit_code == bool(broken)
-    assert (found["theorem"].verdict == zoo.NO_MEASURE_MAP) == bool(broken)
+    assert (found["theorem"].verdict == str(Verdict.NOT_A_MEASURE_MAP)) == bool(broken)
 
 
 @pytest.mark.parametrize("f", [zoo.bayes, zoo.splitting, zoo.smooth_counterexample, zoo.top_k])
 def test_maps_between_measures(f):
     """The verdict of the theorem, whatever can be said of the rest."""
-    expected = {s.f: s.verdict for s in zoo.specimens(4)}.get(f, zoo.NO_MEASURE_MAP)
+    expected = {s.f: s.verdict for s in zoo.specimens(4)}.get(f, Verdict.NOT_A_MEASURE_MAP)
     data = lambda n, g: 2 * torch.rand(n, 4, generator=g).double() - 1
     found = pf.audit(f, data, sections=FIRST_THREE)
-    assert found["theorem"].verdict == expected and found.exit_code == 1
+    assert found["theorem"].verdict == str(expected) and found.exit_code == 1
 
 
 def test_in_context_maps_have_weights():
@@ -95,6 +95,14 @@ def test_queries():
         assert "(1, n, d)" in found.how if model is batched else "(n, d)" in found.how
     found = pf.audit(near, DATA, queries=queries, sections=["theorem"])
     assert "(B2)" in found.verdict and found.exit_code == 1
+
+
+def test_an_in_context_map_with_queries():
+    """Its queries have no mass; the search moves them in one context."""
+    gamma = pf.Attention(4).double()
+    found = pf.audit(gamma, DATA, queries=DATA[:9] / 2)
+    assert found.exit_code == 0 and "continuous in the query" in found["theorem"].verdict
+    assert found["depth"].status == "absent" and found["relations"].status == "good"
 
 
 def test_queries_that_see_each_other():

@@ -365,48 +365,54 @@ CASES = {
         lambda: ops.log_integral(X, X, torch.ones(3), times=(torch.ones(2), torch.ones(3))),
         "one per query (3)",
     ),
-    "a field that is a function": (lambda: pf.flow(torch.sin, MU, 1.0), "pf.Pointwise(function)"),
-    "a flow of points": (lambda: pf.flow(GAMMA, X, 1.0), "pf.Measure(tokens)"),
-    "no time": (lambda: pf.Flow(GAMMA, 0.0), "needs time to pass"),
-    "infinite time": (lambda: pf.Flow(GAMMA, INF), "must be finite"),
-    "a solver by name": (lambda: pf.Flow(GAMMA, 1.0, solver="rk4"), "pf.RK4(steps=100)"),
+    "a field that is a function": (
+        lambda: pf.flow(torch.sin, MU, t1=1.0),
+        "pf.Pointwise(function)",
+    ),
+    "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(tokens)"),
+    "no time": (lambda: pf.Flow(GAMMA, t1=0.0), "needs time to pass"),
+    "infinite time": (lambda: pf.Flow(GAMMA, t1=INF), "must be finite"),
+    "a solver by name": (lambda: pf.Flow(GAMMA, t1=1.0, solver="rk4"), "pf.RK4(steps=100)"),
     "no steps of a solver": (lambda: pf.RK4(steps=0), "at least 1, got 0"),
     "more saved than steps": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(5), save=10),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Euler(5), save=10),
         "there are 5 steps",
     ),
     "saved between steps": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(4), save=[0.3]),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Euler(4), save=[0.3]),
         "multiples of 0.25 from 0 to 1, got 0.3",
     ),
     "saved at no time": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Euler(4), save=[NAN]),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Euler(4), save=[NAN]),
         "finite times, got [nan]",
     ),
-    "a way to save that is none": (lambda: pf.flow(GAMMA, MU, 1.0, save="all"), "list of times"),
-    "an end that is no number": (lambda: pf.Flow(GAMMA, NAN), "must be a number, got NaN"),
+    "a way to save that is none": (
+        lambda: pf.flow(GAMMA, MU, t1=1.0, save="all"),
+        "list of times",
+    ),
+    "an end that is no number": (lambda: pf.Flow(GAMMA, t1=NAN), "must be a number, got NaN"),
     "saved too late": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.Dopri5(), save=[2.0]),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.Dopri5(), save=[2.0]),
         "times from 0 to 1",
     ),
     "a velocity elsewhere": (
-        lambda: pf.Flow(pf.Pointwise(torch.sin, dim=2, out_dim=3), 1.0),
+        lambda: pf.Flow(pf.Pointwise(torch.sin, dim=2, out_dim=3), t1=1.0),
         "from R^2 to R^3",
     ),
     "a velocity of another shape": (
-        lambda: pf.flow(pf.Pointwise(lambda x: x[..., :1]), MU, 1.0),
+        lambda: pf.flow(pf.Pointwise(lambda x: x[..., :1]), MU, t1=1.0),
         "expected (3, 2), got (3, 1)",
     ),
     "a flow of cross-attention": (
-        lambda: pf.Flow(pf.Attention(2, context_dim=3), 1.0),
+        lambda: pf.Flow(pf.Attention(2, context_dim=3), t1=1.0),
         "moves its context",
     ),
     "splitting one field": (
-        lambda: pf.flow(GAMMA, MU, 1.0, solver=pf.flows.LieSplit(2)),
+        lambda: pf.flow(GAMMA, MU, t1=1.0, solver=pf.flows.LieSplit(2)),
         "pf.fields.Sum(...)",
     ),
     "points off the sphere": (
-        lambda: pf.flow(pf.fields.SelfAttention(E, E, E, manifold=pf.Sphere()), MU, 1.0),
+        lambda: pf.flow(pf.fields.SelfAttention(E, E, E, manifold=pf.Sphere()), MU, t1=1.0),
         "mu.push(pf.Sphere(radius=1.0).retract)",
     ),
     "matrices that do not fit": (
@@ -414,11 +420,11 @@ CASES = {
         "got Q (2, 2), K (2, 2), V (3, 3)",
     ),
     "a kernel of numbers": (
-        lambda: pf.flow(pf.fields.Pairwise(lambda x, y: (x - y).norm(dim=-1)), MU, 1.0),
+        lambda: pf.flow(pf.fields.Pairwise(lambda x, y: (x - y).norm(dim=-1)), MU, t1=1.0),
         "one vector per pair",
     ),
     "odd tokens of a second-order system": (
-        lambda: pf.flow(pf.fields.Harmonic(1.0), pf.Measure(ones(3, 3)), 1.0),
+        lambda: pf.flow(pf.fields.CuckerSmale(), pf.Measure(ones(3, 3)), t1=1.0),
         "of even dimension, got 3",
     ),
     "layers that differ": (
@@ -430,7 +436,7 @@ CASES = {
         "share their space",
     ),
     "no energy": (
-        lambda: pf.flow(pf.Pointwise(torch.sin), MU, 1.0).energy(),
+        lambda: pf.flow(pf.Pointwise(torch.sin), MU, t1=1.0).energy(),
         "has no energy known here",
     ),
     "no gradient flow": (
@@ -439,21 +445,16 @@ CASES = {
     ),
     "a Gaussian under a sigmoid": (
         lambda: pf.flows.gaussian(
-            pf.fields.SelfAttention(E, E, E, normaliser=pf.relations.Sigmoid()), ones(2), E, 1.0
+            pf.fields.SelfAttention(E, E, E, normaliser=pf.relations.Sigmoid()), ones(2), E, t1=1.0
         ),
         "does not keep Gaussians Gaussian",
     ),
     "an adjoint of splitting": (
-        lambda: (
-            pf.flow(
-                pf.fields.Sum(GAMMA, pf.MLP(2, 3).double()),
-                MU,
-                1.0,
-                solver=pf.flows.LieSplit(2),
-                gradients=pf.flows.Adjoint(),
-            )[-1]
-            .atoms.sum()
-            .backward()
+        lambda: pf.Flow(
+            pf.fields.Sum(GAMMA, pf.MLP(2, 3).double()),
+            t1=1.0,
+            solver=pf.flows.LieSplit(2),
+            gradients=pf.flows.Adjoint(),
         ),
         "no continuous adjoint",
     ),

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "relations": "_tools measures affinities sinkhorn",
     "distances": "_tools measures affinities sinkhorn relations",
     "pictures": "_tools measures relations",
-    "maps": "_tools ops measures affinities relations",
+    "maps": "_tools ops measures affinities sinkhorn relations",
     "flows": "_tools ops measures affinities sinkhorn relations distances pictures maps",
     "approximation": "_tools measures affinities relations distances",
     "representation": "_tools measures distances maps flows",

@@ -37,11 +37,11 @@ MAPS = {
     ),
     "linear field": lambda: pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)),
     "sum": lambda: pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)),
-    "flow": lambda: pf.Flow(pf.Attention(2), 0.5, solver=pf.RK4(4)),
+    "flow": lambda: pf.Flow(pf.Attention(2), t1=0.5, solver=pf.RK4(4)),
     "flow of a sum": lambda: pf.Flow(
-        pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)), 0.3, solver=pf.Euler(3)
+        pf.fields.Sum(pf.Attention(2), pf.MLP(2, 3)), t1=0.3, solver=pf.Euler(3)
     ),
-    "adaptive flow": lambda: pf.Flow(pf.Attention(2), 0.3, solver=pf.Dopri5(1e-8)),
+    "adaptive flow": lambda: pf.Flow(pf.Attention(2), t1=0.3, solver=pf.Dopri5(1e-8)),
 }
 
 
@@ -101,7 +101,7 @@ def test_leaders_are_as_steep_as_the_bound_of_tokens():
 def test_spheres():
     """The projection turns with the point."""
     field = pf.fields.SelfAttention(*torch.randn(3, 3, 3).unbind(0), manifold=pf.Sphere())
-    projected = pf.fields.Projected(pf.MLP(3, 4), pf.Sphere())
+    projected = pf.fields.Tangent(pf.MLP(3, 4), pf.Sphere())
     on = lambda n: pf.Sphere().retract(torch.randn(n, 3))
     for gamma in (field, projected):
         bound = gamma.lipschitz(1.0)
@@ -144,7 +144,7 @@ def test_fields_that_depend_on_time():
     grow = lambda a: pf.fields.Linear(a * torch.eye(1), torch.zeros(1, 1))
     field = pf.fields.Layers([grow(0.0), grow(4.0)], t1=1.0)
     with pytest.raises(NotImplementedError, match="depends on time"):
-        pf.Flow(field, 1.0, solver=pf.RK4(4)).lipschitz(1.0)
+        pf.Flow(field, t1=1.0, solver=pf.RK4(4)).lipschitz(1.0)
 
 
 def test_nothing_times_infinity_is_nothing():

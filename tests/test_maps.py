@@ -293,31 +293,12 @@ def test_traits_and_relations_follow_from_the_parts():
 
 @torch.no_grad()
 def test_starts_are_handed_to_every_part():
-    class Starts:
-        def __init__(self, names, path=""):
-            self.names, self.path = names, path
-
-        def within(self, name):
-            return Starts(self.names, f"{self.path}/{name}")
-
-        def recall(self, shape):
-            return None
-
-        def keep(self, potential):
-            pass
-
-    class Leaf(pf.InContextMap):
-        two_sided = True
-
-        def condition(self, mu, queries=None, starts=None):
-            if starts is not None:
-                starts.names.append(starts.path)
-            return lambda x, t: x
-
-    names, mu = [], measure()
-    model = pf.Compose(pf.Residual(Leaf()), pf.MLP(2, 3), Leaf())
-    model.condition(mu, None, Starts(names))
-    assert names == ["/0/gamma", "/2"]
-    names.clear()
-    model.condition(mu, measure(3), Starts(names))
-    assert names == ["/0/gamma", "/0.queries/gamma", "/2"]
+    """Each solve has a name of its own, that of the queries beside that of the context."""
+    couples = attention(None, normaliser=pf.Sinkhorn(tol=1e-8))
+    model, mu = pf.Compose(pf.Residual(couples), pf.MLP(2, 3), couples), measure()
+    names = []
+    for nu in (None, measure(3)):
+        history = pf.sinkhorn.PotentialHistory()
+        model.condition(mu, nu, history.at(0.0))
+        names.append(list(history.past))
+    assert names == [["0.gamma", "2"], ["0.gamma", "0.queries.gamma", "2"]]

@@ -74,7 +74,7 @@ def test_attention_entropy(normaliser):
 
 def test_path_observables():
     field, mu = pf.Attention(2), measure(8)
-    path = pf.flow(field, mu, 1.0, solver=pf.RK4(10), save=5)
+    path = pf.flow(field, mu, t1=1.0, solver=pf.RK4(10), save=5)
     assert path.attention_entropy().shape == (6, 1)
     assert path.velocity_diameter().shape == (6,) and path.diameter().shape == (6,)
     assert path.wasserstein(mu.normalise())[0] > 0 or mu.mass == 1
@@ -88,7 +88,7 @@ def test_path_observables():
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_pictures_of_a_path(tmp_path, d):
     mu = pf.Measure(torch.randn(9, d), torch.rand(9))
-    path = pf.flow(pf.Pointwise(lambda x: -x), mu, 1.0, solver=pf.Euler(10), save=10)
+    path = pf.flow(pf.Pointwise(lambda x: -x), mu, t1=1.0, solver=pf.Euler(10), save=10)
     path.plot().savefig(tmp_path / "path.png")
     path.animate(tmp_path / "path.gif", seconds=1.0)
     with pytest.raises(ValueError, match=r"name the file `\*.gif`"):

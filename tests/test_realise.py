@@ -9,6 +9,7 @@ import torch
 import pushforward as pf
 from pushforward.approximation import (
     birkhoff,
+    conditional_rank,
     realise,
     realise_conditional,
     realise_coupling,
@@ -94,6 +95,17 @@ def test_rank_of_a_head_is_its_dimension(d):
     assert realise_coupling(pi).rank == d
     assert realise_conditional(p.float(), log_b.float()).rank == d
     assert realise_coupling(pi.float()).rank == d
+
+
+def test_the_rank_of_a_conditional():
+    """As `realise` finds it, in both precisions; keys of no mass are left out; None with zeros."""
+    for d in (1, 2, 5):
+        P = conditional(9, 8, d)[0]
+        padded = torch.cat([P, torch.zeros(9, 2)], 1)
+        ranks = [conditional_rank(p) for p in (P, padded, P.float())]
+        assert ranks == [realise_conditional(P, torch.zeros(8)).rank] * 3
+    P[0, 0] = 0
+    assert conditional_rank(P) is None
 
 
 @pytest.mark.parametrize("d", [1, 3])

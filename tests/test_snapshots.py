@@ -24,7 +24,7 @@ def field():
 def test_a_folder_is_a_path(tmp_path, solver):
     mu, x = measure(6), torch.randn(3, 2)
     run = lambda: pf.flow(
-        field(), mu, 1.0, solver=solver, save=5, queries=x, folder=tmp_path / "a"
+        field(), mu, t1=1.0, solver=solver, save=5, queries=x, folder=tmp_path / "a"
     )
     path = run()
     again = pf.Path.load(tmp_path / "a", field())
@@ -33,7 +33,7 @@ def test_a_folder_is_a_path(tmp_path, solver):
         assert torch.equal(a.atoms, b.atoms) and torch.equal(a.log_weights, b.log_weights)
         assert torch.equal(a.times, mu.times)
     if isinstance(solver, pf.RK4):
-        memory = pf.flow(field(), mu, 1.0, solver=solver, save=5, queries=x)
+        memory = pf.flow(field(), mu, t1=1.0, solver=solver, save=5, queries=x)
         assert all(torch.equal(a.atoms, b.atoms) for a, b in zip(memory, path, strict=True))
     assert (again.radius() > 0).all() and again.queries.shape == (6, 3, 2)
     assert again.sinkhorn_steps == path.sinkhorn_steps > 0
@@ -46,7 +46,7 @@ def test_a_folder_is_a_path(tmp_path, solver):
 @pytest.mark.parametrize("left", [1, 3, 5])
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, solver, left):
     mu = measure(6)
-    run = lambda name: pf.flow(field(), mu, 1.0, solver=solver, save=5, folder=tmp_path / name)
+    run = lambda name: pf.flow(field(), mu, t1=1.0, solver=solver, save=5, folder=tmp_path / name)
     whole = run("whole")
     run("cut")
     for k in range(left, 6):
@@ -58,26 +58,25 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, solver, left):
 
 def test_another_run_is_refused(tmp_path):
     mu = measure(6)
-    pf.flow(field(), mu, 1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
+    pf.flow(field(), mu, t1=1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
     with pytest.raises(ValueError, match="holds another flow: its solver"):
-        pf.flow(field(), mu, 1.0, solver=pf.RK4(8), save=2, folder=tmp_path)
+        pf.flow(field(), mu, t1=1.0, solver=pf.RK4(8), save=2, folder=tmp_path)
     with pytest.raises(ValueError, match="its tensors differ"):
-        pf.flow(field(), measure(6), 1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
+        pf.flow(field(), measure(6), t1=1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
     for one, other in (
-        (pf.fields.Harmonic(1.0), pf.fields.Harmonic(2.0)),
         (pf.fields.Kuramoto(1.0, dim=2), pf.fields.Kuramoto(2.0, dim=2)),
         (pf.fields.Layers([field(), field()]), pf.fields.Layers([field(), field()], t1=2.0)),
     ):
         folder = tmp_path / type(one).__name__
-        pf.flow(one, mu, 1.0, solver=pf.Euler(1), folder=folder)
+        pf.flow(one, mu, t1=1.0, solver=pf.Euler(1), folder=folder)
         with pytest.raises(ValueError, match="its field differ"):
-            pf.flow(other, mu, 1.0, solver=pf.Euler(1), folder=folder)
+            pf.flow(other, mu, t1=1.0, solver=pf.Euler(1), folder=folder)
     with pytest.raises(FileNotFoundError, match=r"no flow\.json"):
         pf.Path.load(tmp_path / "nothing")
 
 
 def test_damaged_files_are_said(tmp_path):
-    pf.flow(field(), measure(6), 1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
+    pf.flow(field(), measure(6), t1=1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
     (tmp_path / "00001.safetensors").write_bytes(b"not what it was")
     with pytest.raises(ValueError, match=r"00001.safetensors is damaged .* Delete it"):
         pf.Path.load(tmp_path)[1]
@@ -93,7 +92,7 @@ def test_files_speak_for_themselves(tmp_path):
     from safetensors.numpy import load_file
 
     mu = measure(6)
-    pf.flow(field(), mu, 1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
+    pf.flow(field(), mu, t1=1.0, solver=pf.RK4(4), save=2, folder=tmp_path)
     about = json.loads((tmp_path / "flow.json").read_text())
     assert about["times"] == [0.0, 0.5, 1.0] and "RK4" in about["solver"]
     arrays = load_file(tmp_path / "00002.safetensors")
@@ -105,9 +104,9 @@ def test_files_speak_for_themselves(tmp_path):
 def test_a_bar_appears_after_a_second(capsys):
     """Long runs say how far they are, short ones nothing."""
     slow = pf.Pointwise(lambda x: time.sleep(0.15) or -x)
-    pf.flow(slow, measure(3), 1.0, solver=pf.Euler(2), progress=True)
+    pf.Flow(slow, t1=1.0, solver=pf.Euler(2)).path(measure(3), progress=True)
     assert capsys.readouterr().err.strip() == ""
-    pf.flow(slow, measure(3), 1.0, solver=pf.Euler(10), save=10, progress=True)
+    pf.Flow(slow, t1=1.0, solver=pf.Euler(10)).path(measure(3), save=10, progress=True)
     assert "100%" in capsys.readouterr().err
 
 
@@ -118,7 +117,7 @@ torch.manual_seed(0)
 Q, K, V = torch.randn(3, 2, 2).unbind(0)
 field = pf.fields.SelfAttention(Q, K, V, normaliser=pf.Sinkhorn(tol=1e-6))
 mu = pf.Measure(torch.randn(300, 2))
-pf.flow(field, mu, 1.0, solver=pf.RK4(steps=60), save=30, folder=sys.argv[1])
+pf.flow(field, mu, t1=1.0, solver=pf.RK4(steps=60), save=30, folder=sys.argv[1])
 """
 
 

@@ -31,7 +31,7 @@ for ax, (name, (normaliser, speed)) in zip(axes, choices.items(), strict=True):
         one, one, -one / eps, affinity=pf.SquaredDistance(2 * eps), normaliser=normaliser
     )
     field = pf.fields.Sum(pull, pf.Pointwise(lambda x: x / eps))
-    path = pf.flow(field, mu, t1, solver=pf.flows.Midpoint(steps=40 if small else 160))
+    path = pf.flow(field, mu, t1=t1, solver=pf.flows.Midpoint(steps=40 if small else 160))
     grown = (path[-1].covariance() - mu.covariance()).item()
     print(f"{name}: the variance grew by {grown:.3f} in t = {t1}; heat flow {speed * t1:.3f}")
     ax.hist(mu.atoms[:, 0], 40, density=True, color="#8a8a8a", alpha=0.4, label="t = 0")

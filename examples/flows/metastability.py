@@ -24,7 +24,7 @@ angle = 2 * torch.pi * torch.rand(20 if small else 60)
 mu = pf.Measure(torch.stack([angle.cos(), angle.sin()], -1))
 field = pf.fields.SelfAttention(beta * eye, eye, eye, manifold=pf.Sphere())
 clock = torch.logspace(-2, torch.log10(torch.tensor(t1)).item(), 120).tolist()[:-1]
-path = pf.flow(field, mu, t1, solver=pf.Dopri5(rtol=1e-6), save=clock)
+path = pf.flow(field, mu, t1=t1, solver=pf.Dopri5(rtol=1e-6), save=clock)
 energy, count = path.energy(), path.cluster_count(tol=0.05)
 print(f"clusters: {count[0]} at first, {count[len(count) // 2]} midway, {count[-1]} at last")
 

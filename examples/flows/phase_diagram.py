@@ -27,7 +27,7 @@ for i, j in track(cells, "phase diagram"):
     d, eye = dims[j], torch.eye(dims[j])
     field = pf.fields.SelfAttention(betas[i] * eye, eye, eye, manifold=pf.Sphere())
     mu = pf.Measure(torch.randn(seeds, tokens, d)).push(pf.Sphere().retract)
-    x = pf.flow(field, mu, t1, solver=pf.RK4(steps=60))[-1].atoms
+    x = pf.flow(field, mu, t1=t1, solver=pf.RK4(steps=60))[-1].atoms
     met[i, j] = ((x @ x.mT) > 0.999).float().mean()
 
 print(f"share of pairs that met by t = {t1:g}: from {met.min():.2f} to {met.max():.2f}")

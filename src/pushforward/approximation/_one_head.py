@@ -37,11 +37,13 @@ class Realisation:
     couplings by at most $\mathtt{gap}/\sqrt8$ (Sinkhorn).
 
     Args:
-        q: queries, to be used with `Dot(1.0)`. k: keys. rank: the number of $\sigma_i$ above
-        rounding error. From this dimension on heads are exact. gap: the error
-        $\|\log P-\log\hat P\|_F$ of this head, centred. bound: $\tau_d$, the least possible `gap`
-        in this dimension. entry_gap: $p_{\min}\bigl(1-e^{-\tau_d/\sqrt{mn}}\bigr)$, a lower bound
-        for
+        q: queries, to be used with `Dot(1.0)`.
+        k: keys.
+        rank: the number of $\sigma_i$ above rounding error. From this dimension on heads are
+            exact.
+        gap: the error $\|\log P-\log\hat P\|_F$ of this head, centred.
+        bound: $\tau_d$, the least possible `gap` in this dimension.
+        entry_gap: $p_{\min}\bigl(1-e^{-\tau_d/\sqrt{mn}}\bigr)$, a lower bound for
             $\max_{ij}|P-\hat P|_{ij}$: an error of $e$ in every entry changes logarithms by at
             most $-\log(1-e/p_{\min})$.
     """

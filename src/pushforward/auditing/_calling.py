@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ..maps import InContextMap
 from ..measures import Measure
-from ..representation import BlackBoxError
+from ..representation import BlackBoxError, CallRejected, call_model, near, why_unusable
 from ._case import QUERIES, outputs_at
 from ._model import Model
 from ._population import Population
-from ._subjects import BoxSubject, MapSubject, QuerySubject, Subject, TokenSubject
-from ._tensors import CallRejected, as_tensor, call_model, near, output_name
+from ._subjects import MeasureSubject, QuerySubject, Subject, TokenSubject
+from ._tensors import as_tensor, output_name
 
 
 def usable_subject(
@@ -47,23 +47,10 @@ def usable_subject(
         before = buffers.get(name)
         if before is None or before.shape != after.shape or not _equal(before, after):
             raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
-
-    def outputs(global_seed: int) -> Tensor:
-        torch.manual_seed(global_seed)
-        out = outputs_at(subject, mu, x)
-        return out.atoms if isinstance(out, Measure) else out
-
-    first = outputs(seed)
-    if not near(first, outputs(seed)):
-        raise BlackBoxError(f"it keeps state: a second call gives another output{hint}")
-    if not near(first, outputs(seed + 1)):
-        raise BlackBoxError(f"it is random: two calls on the same tokens differ{hint}")
-    if isinstance(subject, BoxSubject):
-        subject.push(other)
-    else:
-        subject.answer(other, mu.atoms[:1] if x is None else x)
-    if not near(first, outputs(seed)):
-        raise BlackBoxError(f"it keeps state: a call changes the output of a later one{hint}")
+    further = population.draw(mu.n + 2, generator)
+    reason = why_unusable(lambda m: outputs_at(subject, m, x), mu, further, seed)
+    if reason is not None:
+        raise BlackBoxError(reason + hint)
     return subject
 
 
@@ -108,7 +95,7 @@ def as_subject(
     if getattr(model, "__func__", None) is InContextMap.push:
         model = model.__self__
     if isinstance(model, InContextMap):
-        return MapSubject(model)
+        return MeasureSubject(model)
     errors: dict[str, BlackBoxError] = {}
     for batched in axes:
         try:
@@ -123,9 +110,9 @@ def as_subject(
             errors["(1, n, d)" if batched else "(n, d)"] = error
     if queries is None and not isinstance(model, nn.Module):
         try:
-            box = BoxSubject(model)
-            box.push(mu)
-            return box
+            of_measures = MeasureSubject(model)
+            of_measures.push(mu)
+            return of_measures
         except BlackBoxError as error:
             errors["a Measure"] = error
     texts = {str(error) for error in errors.values()}

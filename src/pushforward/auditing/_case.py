@@ -49,6 +49,11 @@ class Case:
     generator: torch.Generator
     tick: Callable[[], None]
 
+    @property
+    def between_measures(self) -> bool:
+        """Whether the model is called as a map between measures: with weights, without queries."""
+        return self.subject.weighted and self.queries is None
+
     def of_one_law(self) -> Case:
         """The same with contexts of the largest set alone, whatever their size."""
         return replace(self, population=self.population.largest_set())

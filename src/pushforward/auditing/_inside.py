@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..flows import Flow, flow
+from ..flows import Flow
 from ..maps import AttentionMap, Composition, InContextMap, advance
 from ..measures import Measure
 from ..relations import Conditional, Coupling
@@ -222,10 +222,7 @@ def layers_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
     """Tokens before and after each map of a composition, or along a flow."""
     if isinstance(gamma, Flow):
         save = min(STOPS, getattr(gamma.solver, "steps", STOPS))
-        path = flow(
-            gamma.field, mu, gamma.t1, t0=gamma.t0, solver=gamma.solver, save=save, progress=False
-        )
-        return [m.atoms for m in path]
+        return [m.atoms for m in gamma.path(mu, save=save, progress=False)]
     if not isinstance(gamma, Composition):
         return [mu.atoms, advance(gamma, mu).atoms]
     clouds = [mu.atoms]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -11,14 +12,13 @@ from torch import Tensor
 
 from .._tools.checks import check_floating, check_seed, check_sizes
 from .._tools.output import bar
-from ..representation import BlackBoxError
+from ..representation import BlackBoxError, NotRecovered
 from ._calling import buffers_restored, usable_subject
 from ._case import Case
 from ._model import Model
 from ._population import Population
 from ._report import Audit
 from ._section import Section, Status
-from ._subjects import NotRecovered
 from .sections import depth, relations, sensitivity, size, symmetries, theorem
 
 RUN: dict[str, Callable[[Case], Section]] = {
@@ -98,7 +98,7 @@ def audit(
     with (
         torch.random.fork_rng(gpus),
         buffers_restored(model.model),
-        bar("audit", TICKS * len(names), progress) as report_done,
+        bar("audit", TICKS * len(names), progress) as show,
     ):
         torch.manual_seed(seed)
         try:
@@ -110,24 +110,18 @@ def audit(
         for k, name in enumerate(names):
             # Each section has a generator of its own, so that leaving others out changes nothing.
             generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
-            tick = _ticks(report_done, TICKS * k)
+            tick = _ticks(show, TICKS * k)
             padded = model.padded or subject.padded
             case = Case(subject, population, queries, tokens, padded, generator, tick)
             results.append(_run_section(name, case))
-            report_done(TICKS * (k + 1))
+            show(TICKS * (k + 1))
     return Audit(model.title, subject.how, described, seed, tuple(results))
 
 
-def _ticks(report_done: Callable[[int], None], start: int) -> Callable[[], None]:
-    """Counts the steps of one section; those beyond its part of the bar do not show."""
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done = min(done + 1, TICKS - 1)
-        report_done(start + done)
-
-    return tick
+def _ticks(show: Callable[[int], None], start: int) -> Callable[[], None]:
+    """Counts the steps of one section on a bar; those beyond its part do not show."""
+    steps = count(1)
+    return lambda: show(start + min(next(steps), TICKS - 1))
 
 
 def _run_section(name: str, case: Case) -> Section:

@@ -16,20 +16,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..maps import InContextMap
-from ..measures import Measure
-from ..representation import BlackBoxError, called, guarded, recover
-from ..representation.continuity import BlackBox, Caller
+from ..measures import Measure, MeasureMap
+from ..representation import BlackBox, BlackBoxError, CallRejected, MapBox, call_model
+from ..representation.continuity import Box
 from ._inside import attention_of_map, attention_of_run, layers_of_map, layers_of_run
 from ._model import Padded
-from ._tensors import (
-    CallRejected,
-    as_tensor,
-    as_token_list,
-    call_model,
-    finite,
-    largest_change,
-    repetitions,
-)
+from ._tensors import as_tensor, as_token_list, finite, largest_change, repetitions
 
 PAIRS_PER_CALL = 1 << 22
 """Pairs of tokens in one call on several sets: a model may hold them all in memory."""
@@ -71,11 +63,12 @@ class Subject(ABC):
         r"""The image $G(\mu,\cdot)_\sharp\mu$ of a context."""
 
     @abstractmethod
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
         """The model as the search for jumps calls it.
 
         Args:
-            mu: a context.
+            mu: the context in which queries move.
+            x: queries; None if tokens move, as small masses in contexts that vary too.
             tokens: the most tokens of a context.
         """
 
@@ -90,6 +83,10 @@ class Subject(ABC):
         """
 
     @abstractmethod
+    def region(self, points: Float[Tensor, "m d"]) -> Box:
+        """The box around points, or the manifold they lie on, in which searches move tokens."""
+
+    @abstractmethod
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         """Tokens before and after each layer, `(n, d)` each; empty where no layers are found."""
 
@@ -98,50 +95,8 @@ class Subject(ABC):
         """Attention matrices, one tensor `(heads, queries, keys)` per layer."""
 
 
-class MapSubject(Subject):
-    """An in-context map.
-
-    Args:
-        gamma: the map.
-    """
-
-    weighted, pooled, tokens_per_query, padded = True, False, 0, None
-
-    def __init__(self, gamma: InContextMap) -> None:
-        self.model = gamma
-        self.how = "an in-context map, called with measures"
-
-    def outputs(self, mu: Measure) -> Tensor:
-        return finite(call_model(self.model.push, mu).atoms)
-
-    def push(self, mu: Measure) -> Measure:
-        return Measure.unchecked(self.outputs(mu), mu.log_weights)
-
-    def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        gamma = self.model
-        queries = Measure(x) if gamma.paired else x
-        times = None if mu.times is None else mu.times.amax().expand(len(x))
-        return finite(call_model(gamma, mu, queries, times))
-
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
-        return BlackBox(guarded(self.model.push), mu)
-
-    def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
-        return {}
-
-    def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return layers_of_map(self.model, mu) if x is None else []
-
-    def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return attention_of_map(self.model, mu, x)
-
-
-class NotRecovered(BlackBoxError):
-    """The values of a map between measures do not say where it sends a point."""
-
-
-class BoxSubject(Subject):
-    """A map between measures, whose in-context map is recovered from its values.
+class MeasureSubject(Subject):
+    """An in-context map, or a map between measures of which it is recovered.
 
     Args:
         f: the map.
@@ -149,35 +104,38 @@ class BoxSubject(Subject):
 
     weighted, pooled, tokens_per_query, padded = True, False, 0, None
 
-    def __init__(self, f: Callable[[Measure], Measure]) -> None:
-        self.model, self._f = f, guarded(f)
-        self.how = "a map between measures; images of tokens are recovered from its values"
+    def __init__(self, f: InContextMap | MeasureMap) -> None:
+        self.model, self._box = f, MapBox(f)
+        self.how = "an in-context map, called with measures"
+        if self._box.gamma is None:
+            self.how = "a map between measures; images of tokens are recovered from its values"
 
-    def outputs(self, mu: Measure) -> Measure:
-        return self.push(mu)
-
-    def answer(self, mu: Measure, x: Tensor) -> Tensor:
-        try:
-            return finite(recover(self._f)(mu, x))
-        except BlackBoxError as error:
-            if isinstance(error.__cause__, Exception):  # the map itself failed
-                raise
-            raise NotRecovered(str(error)) from error
+    def outputs(self, mu: Measure) -> Tensor | Measure:
+        # Images of an in-context map are in the order of the tokens; those of another map are not.
+        return self.push(mu) if self._box.gamma is None else self.push(mu).atoms
 
     def push(self, mu: Measure) -> Measure:
-        return called(self._f, mu)
+        return self._box.push(mu)
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
-        return BlackBox(self._f, mu)
+    def answer(self, mu: Measure, x: Tensor) -> Tensor:
+        return finite(self._box.answer(mu, x))
+
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
+        return self._box if x is None else QueryBox(self, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
         return {}
 
+    def region(self, points: Tensor) -> Box:
+        return Box.around(points, self._box.manifold)
+
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return []
+        gamma = self._box.gamma
+        return [] if gamma is None or x is not None else layers_of_map(gamma, mu)
 
     def attention(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
-        return []
+        gamma = self._box.gamma
+        return [] if gamma is None else attention_of_map(gamma, mu, x)
 
 
 class TokenSubject(Subject):
@@ -248,7 +206,7 @@ class TokenSubject(Subject):
         out = self.call(as_token_list(mu))
         return Measure(out).merge(256 * torch.finfo(out.dtype).eps * float(out.abs().max()))
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
         return TokenBox(self, tokens)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
@@ -271,6 +229,9 @@ class TokenSubject(Subject):
         except BlackBoxError:
             pass  # it takes them, and returns NaN for example
         return True
+
+    def region(self, points: Tensor) -> Box:
+        return Box.around(points)
 
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         # one row more than tokens: a model may add a class token
@@ -321,13 +282,16 @@ class QuerySubject(Subject):
             )
         return finite(out.reshape(len(x), -1))
 
-    def black_box(self, mu: Measure, tokens: int) -> Caller:
+    def black_box(self, mu: Measure, x: Tensor | None, tokens: int) -> BlackBox:
         return QueryBox(self, mu)
 
     def own_symmetries(self, mu: Measure, x: Tensor | None, other: Callable[[], Tensor]) -> Tests:
         if x is None:
             return {}
         return {"queries": lambda: largest_change(self.together(mu, x), self.alone(mu, x))}
+
+    def region(self, points: Tensor) -> Box:
+        return Box.around(points)
 
     def layers(self, mu: Measure, x: Tensor | None) -> list[Tensor]:
         if x is None:
@@ -340,7 +304,7 @@ class QuerySubject(Subject):
         return [] if x is None else attention_of_run(lambda: self.together(mu, x), mu.n, len(x))
 
 
-class TokenBox(Caller):
+class TokenBox(BlackBox):
     """A model of tokens in the search for jumps: a small mass is one token among many.
 
     Args:
@@ -355,7 +319,7 @@ class TokenBox(Caller):
     def images(
         self,
         atoms: Float[Tensor, "c n d"],
-        logs: Float[Tensor, "c n"],
+        log_weights: Float[Tensor, "c n"],
         x: Float[Tensor, "c d"],
         eta: Float[Tensor, " c"],
     ) -> Float[Tensor, "c e"]:
@@ -372,7 +336,7 @@ class TokenBox(Caller):
         return torch.cat(images)[torch.cat(order).argsort()]
 
 
-class QueryBox(Caller):
+class QueryBox(BlackBox):
     """A model of a context and queries in the search for jumps: a query has no mass.
 
     Args:
@@ -380,14 +344,14 @@ class QueryBox(Caller):
         mu: the context, always the same.
     """
 
-    def __init__(self, subject: QuerySubject, mu: Measure) -> None:
+    def __init__(self, subject: Subject, mu: Measure) -> None:
         self.subject, self.mu = subject, mu
         self.batched, self.differentiable = False, True
 
     def images(
         self,
         atoms: Float[Tensor, "c n d"],
-        logs: Float[Tensor, "c n"],
+        log_weights: Float[Tensor, "c n"],
         x: Float[Tensor, "c d"],
         eta: Float[Tensor, " c"],
     ) -> Float[Tensor, "c e"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,21 +39,6 @@ def as_token_list(mu: Measure) -> Float[Tensor, "n d"]:
     return mu.atoms.repeat_interleave(repetitions(mu), 0)
 
 
-class CallRejected(BlackBoxError):
-    """A call that raised an error."""
-
-
-def call_model(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """The result of a call; whatever it raises becomes a `CallRejected`."""
-    try:
-        return call(*given, **options)
-    except BlackBoxError:
-        raise
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0][:200]
-        raise CallRejected(f"it raised {type(error).__name__}: {first}") from error
-
-
 def as_tensor(out: Any) -> Tensor:
     """What a model returns as one tensor: the first of several, or `last_hidden_state`."""
     if isinstance(out, Mapping):
@@ -88,14 +73,6 @@ def finite(out: Tensor) -> Tensor:
     if not bool(out.isfinite().all()):
         raise BlackBoxError("it returned NaN or infinity")
     return out
-
-
-def near(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs agree up to rounding that threads and shapes may change."""
-    if a.shape != b.shape:
-        return False
-    size = float(b.abs().max())
-    return bool((a - b).abs().max() <= 256 * torch.finfo(b.dtype).eps * size)
 
 
 def largest_change(a: Tensor, b: Tensor) -> float:

@@ -7,7 +7,7 @@ from torch import Tensor
 from .._tools.checks import check_kind
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from .._tools.warn import warn
-from ..affinities import PointScores, SquaredDistance, scores
+from ..affinities import SquaredDistance
 from ..measures import Measure
 from ..relations import Sinkhorn
 from ..sinkhorn import Problem, Settings, solve
@@ -65,7 +65,7 @@ def _settings(normaliser: Sinkhorn) -> Settings:
             f"The Sinkhorn divergence needs plans to a tolerance, got `Sinkhorn(steps="
             f"{normaliser.steps})`. Give `Sinkhorn(tol=..., max_steps=...)`."
         )
-    if normaliser.slack not in (math.inf, (math.inf, math.inf)):
+    if not normaliser.balanced:
         raise ValueError(
             f"The Sinkhorn divergence compares measures of equal mass by couplings, got "
             f"`Sinkhorn(slack={normaliser.slack})`. Leave `slack` out."
@@ -75,7 +75,7 @@ def _settings(normaliser: Sinkhorn) -> Settings:
         normaliser.max_steps,
         normaliser.anneal,
         normaliser.accelerate,
-        getattr(normaliser, "memory", None),
+        normaliser.memory,
     )
 
 
@@ -91,8 +91,9 @@ def _entropic_cost(
         return mu.log_weights.sum(-1), nu.log_weights
     fixed_mu, fixed_nu = mu.detach(), nu.detach()
     problem = Problem(fixed_mu.log_weights, fixed_nu.log_weights, symmetric=nu is mu)
-    cost = _scores(fixed_mu, fixed_nu, eps)
-    end = solve(cost, problem, settings, start)
+    affinity = SquaredDistance(eps)
+    scores = affinity.scores(fixed_mu, fixed_nu)
+    end = solve(scores, problem, settings, start)
     error = float(end.residual.max())
     if not error <= settings.tol:
         warn(
@@ -100,12 +101,7 @@ def _entropic_cost(
             f"above tol={settings.tol:g}. Raise `eps` ({eps:g}), or give a `normaliser` with a "
             f"larger `tol` or more `max_steps` ({settings.max_steps})."
         )
-    f = problem.rows(cost, end.g)
-    rows = _scores(mu, fixed_nu, eps).over_keys(fixed_nu.log_weights + end.g)
-    columns = _scores(fixed_mu, nu, eps).over_queries(fixed_mu.log_weights + f)
+    f = problem.rows(scores, end.g)
+    rows = affinity.scores(mu, fixed_nu).over_keys(fixed_nu.log_weights + end.g)
+    columns = affinity.scores(fixed_mu, nu).over_queries(fixed_mu.log_weights + f)
     return mu.integrate(-eps * rows) + nu.integrate(-eps * columns), end.g
-
-
-def _scores(mu: Measure, nu: Measure, eps: float) -> PointScores:
-    r"""The scores $-|x-y|^2/\varepsilon$."""
-    return scores(SquaredDistance(eps), mu.atoms, nu.atoms, nu.log_weights)

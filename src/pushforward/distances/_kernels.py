@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from .._tools.tiles import over_tiles, row_tiles
-from ..affinities import SquaredDistance, scores
+from ..affinities import SquaredDistance
 from ..measures import Measure
 from ._pairs import ROUNDING, Distance, distance_matrix, pair, root
 
@@ -54,8 +54,8 @@ def mmd(mu: Measure, nu: Measure, *, bandwidth: float = 1.0) -> Distance:
     affinity = SquaredDistance(2 * bandwidth**2)
 
     def integral(x: Measure, y: Measure) -> Tensor:
-        kernel = scores(affinity, x.atoms, y.atoms, y.log_weights)
-        return x.integrate(kernel.over_keys(y.log_weights).exp())
+        log_kernel_mean = affinity.scores(x, y).over_keys(y.log_weights)
+        return x.integrate(log_kernel_mean.exp())
 
     squared = integral(a, a) + integral(b, b) - 2 * integral(a, b)
     return root(squared, 2, ROUNDING).to(mu.log_weights.dtype)

@@ -1,8 +1,8 @@
 """Flows of measures: Vlasov equations as in-context maps, their paths, Gaussian solutions."""
 
-from ..maps import Euclidean as Euclidean, Manifold as Manifold, Sphere as Sphere, Torus as Torus
 from . import fields as fields
-from ._flow import Flow as Flow
+from ._dynamics import Dynamics as Dynamics, FlowError as FlowError
+from ._flow import Flow as Flow, flow as flow
 from ._gaussians import GaussianPath as GaussianPath, gaussian as gaussian
 from ._gradients import Adjoint as Adjoint, Backprop as Backprop, Gradients as Gradients
 from ._observables import (
@@ -14,17 +14,20 @@ from ._observables import (
     radius as radius,
 )
 from ._path import Path as Path
-from ._run import flow as flow
 from ._solvers import (
     RK4 as RK4,
     Dopri5 as Dopri5,
-    Dynamics as Dynamics,
     Euler as Euler,
     FixedStep as FixedStep,
-    FlowError as FlowError,
     LieSplit as LieSplit,
     Midpoint as Midpoint,
     RungeKutta as RungeKutta,
     Solver as Solver,
 )
 from ._studies import Study as Study, depth_study as depth_study, token_study as token_study
+from .fields import (
+    Euclidean as Euclidean,
+    Manifold as Manifold,
+    Sphere as Sphere,
+    Torus as Torus,
+)

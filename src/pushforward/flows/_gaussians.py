@@ -2,14 +2,14 @@ r"""Gaussians under attention: the mean-field limit in closed form, without part
 
 Where a field is affine on Gaussians, $V[\mathcal N(\alpha,\Sigma)](x)=B(\alpha,\Sigma)\,x+
 b(\alpha,\Sigma)$, the flow of a Gaussian is a moving affine map $x\mapsto M_tx+c_t$, and
-$\mu_t=\mathcal N(M_t\alpha_0+c_t,\ M_t\Sigma_0M_t^\top)$. That map is known by what it does to the
-origin and the unit vectors, so the very same solvers move these $d+1$ points, and what they make
-of them is what they would make of infinitely many particles, to the last bit of rounding.
+$\mu_t=\mathcal N(M_t\alpha_0+c_t,\ M_t\Sigma_0M_t^\top)$. An affine map is determined by the images
+of the origin and the unit vectors. So the same solvers move these $d+1$ points, and the result is
+what they would give for infinitely many particles, up to rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,12 @@ from torch import Tensor
 from .._tools.checks import check_floating, check_kind, check_shape
 from .._tools.types import Images, Queries
 from ..affinities import Dot
-from ..maps import Euclidean, InContextMap
+from ..maps import Container, InContextMap
 from ..measures import Measure
 from ..relations import Bilinear, Sinkhorn, Softmax
-from ._run import flow
+from ._flow import flow
 from ._solvers import Solver
-from .fields import Linear, SelfAttention, Sum, at_time
+from .fields import Euclidean, Linear, SelfAttention, at_time, summands
 
 Affine = tuple[Tensor, Tensor]
 r"""$B$ and $b$ of $x\mapsto Bx+b$."""
@@ -53,7 +53,7 @@ class GaussianPath:
         return len(self.times)
 
     def __call__(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m d"]:
-        """Where points that began at `x` are at every time."""
+        """The positions at every time of points that start at `x`."""
         return x @ self.matrices.mT + self.offsets[:, None, :]
 
 
@@ -61,15 +61,15 @@ def gaussian(
     field: InContextMap,
     mean: Float[Tensor, " d"],
     cov: Float[Tensor, "d d"],
-    t1: float,
     *,
     t0: float = 0.0,
+    t1: float,
     solver: Solver | None = None,
     save: int | Sequence[float] | None = None,
 ) -> GaussianPath:
-    r"""The flow of $\mathcal N(\alpha,\Sigma)$ under a field that keeps Gaussians Gaussian.
+    r"""The flow of $\mathcal N(\alpha,\Sigma)$ under a field that maps Gaussians to Gaussians.
 
-    `fields.SelfAttention` with scores $y^\top Ax$ does, with
+    Such a field is `fields.SelfAttention` with scores $y^\top Ax$ and
 
     - `Softmax()`: $V[\mu](x)=V(\alpha+\Sigma Ax)$, so $\dot\Sigma=V\Sigma A\Sigma+(\cdot)^\top$;
     - `Softmax()` of $-\frac12|Qx-Ky|^2$: $V(I+\Sigma K^\top K)^{-1}(\alpha+\Sigma K^\top Qx)$;
@@ -79,15 +79,15 @@ def gaussian(
       $s=(\sqrt{1+4\sigma^2}-1)/2\sigma$;
     - `Bilinear()`: $V(\Sigma+\alpha\alpha^\top)Ax$;
 
-    and so do `fields.Linear` and sums of all these. With `Euler(steps=L)` it is the recursion of
+    and so are `fields.Linear` and sums of all these. With `Euler(steps=L)` it is the recursion of
     the layers of a residual network, with finer solvers their depth limit.
 
     Args:
         field: the field.
         mean: $\alpha$ at the beginning.
         cov: $\Sigma$ at the beginning.
-        t1: the end.
         t0: the beginning.
+        t1: the end.
         solver: `RK4(steps=100)` by default.
         save: as in `flow`.
 
@@ -102,53 +102,59 @@ def gaussian(
     d = mean.shape[-1]
     check_shape("cov", cov, (d, d), "One row and column per coordinate of `mean`.")
     check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
-    affine(at_time(field, float(t0)), mean, cov)  # says it if it is none
+    _on_gaussian(at_time(field, float(t0)), mean, cov)  # raises if it is not affine
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
-    path = flow(limit, Measure(simplex), t1, t0=t0, solver=solver, save=save)
+    path = flow(limit, Measure(simplex), t0=t0, t1=t1, solver=solver, save=save)
     points = path.map(lambda mu: mu.atoms)
-    matrices, offsets = _affine_of(points)
+    matrices, offsets = _affine_map(points)
     means = (matrices @ mean) + offsets
     return GaussianPath(path.times, means, matrices @ cov @ matrices.mT, matrices, offsets)
 
 
-def _affine_of(points: Tensor) -> Affine:
-    """The map that sends the origin and the unit vectors to the points."""
+def _affine_map(points: Tensor) -> Affine:
+    """The affine map that sends the origin and the unit vectors to the points."""
     return (points[..., 1:, :] - points[..., :1, :]).mT, points[..., 0, :]
 
 
-class _MeanField(InContextMap):
-    """A field on a Gaussian, whose map so far is known by the images of a simplex."""
+class _MeanField(Container):
+    """A field on a Gaussian that was moved by an affine map, given by the images of a simplex."""
 
-    def __init__(self, field: InContextMap, mean: Tensor, cov: Tensor):
+    def __init__(self, field: InContextMap, mean: Tensor, cov: Tensor) -> None:
         super().__init__()
-        self.inner = [field]  # not as a part: there are no potentials to predict
-        self.mean, self.cov = mean, cov
+        self.field, self.mean, self.cov = field, mean, cov
 
-    def at_time(self, t: float) -> InContextMap:
-        """The field at that time."""
-        now = at_time(self.inner[0], t)
-        return self if now is self.inner[0] else _MeanField(now, self.mean, self.cov)
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.field,)
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> _MeanField:
+        (field,) = parts
+        return _MeanField(field, self.mean, self.cov)
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
-        """Affine."""
-        M, c = _affine_of(mu.atoms)
-        B, b = affine(self.inner[0], M @ self.mean + c, M @ self.cov @ M.mT)
+        M, c = _affine_map(mu.atoms)
+        B, b = _on_gaussian(self.field, M @ self.mean + c, M @ self.cov @ M.mT)
         return x @ B.mT + b
 
 
-def affine(field: InContextMap, mean: Tensor, cov: Tensor) -> Affine:
-    r"""$B$ and $b$ of the field on $\mathcal N(\alpha,\Sigma)$."""
-    if isinstance(field, Sum):
-        parts = [affine(part, mean, cov) for part in field]
-        return sum(B for B, _ in parts), sum(b for _, b in parts)  # type: ignore[return-value]
+def _on_gaussian(field: InContextMap, mean: Tensor, cov: Tensor) -> Affine:
+    r"""$B$ and $b$ of the field on $\mathcal N(\alpha,\Sigma)$; an error if it is not affine."""
+    if parts := summands(field):
+        return _total(_on_gaussian(part, mean, cov) for part in parts)
     if isinstance(field, Linear):
         return field.A, field.B @ mean
     if isinstance(field, SelfAttention) and not field.causal and field.manifold == Euclidean():
         heads = zip(*field.matrices(), strict=True)
-        parts = [_head(field, Q, K, V, mean, cov) for Q, K, V in heads]
-        return sum(B for B, _ in parts), sum(b for _, b in parts)  # type: ignore[return-value]
+        return _total(_head(field, Q, K, V, mean, cov) for Q, K, V in heads)
     raise TypeError(_refused(field))
+
+
+def _total(maps: Iterable[Affine]) -> Affine:
+    """The sum of affine maps."""
+    (B, b), *others = maps
+    for more_B, more_b in others:
+        B, b = B + more_B, b + more_b
+    return B, b
 
 
 def _head(

@@ -5,14 +5,19 @@ For $\dot y=F(t,y,\theta)$ and a loss of $y(T)$ with gradient $a(T)$, the adjoin
 $$\dot a=-\partial_yF^\top a,\qquad \nabla_\theta=\int_0^T\partial_\theta F^\top a\,dt$$
 
 backwards in time. It needs no graph of the steps, and is as accurate as the solver.
+
+torchdiffeq has an adjoint of its own (`odeint_adjoint`). It is not used here: it does not retract
+the stages to a manifold, it integrates the state back from the end without starting afresh at the
+times between, and it would make fixed steps depend on torchdiffeq.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,131 +25,152 @@ from torch.utils.checkpoint import checkpoint
 
 from .._tools.checks import check_sizes
 from .._tools.once import refuse_second_derivative
-from ._dynamics import Characteristics
-from ._solvers import Dynamics, FixedStep, Grid, Solver, State
+from ._dynamics import Dynamics, State
+from ._solvers import Grid, Solver
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a solve, as a function of the state at its beginning.
+
+    Args:
+        solver: the solver.
+        dynamics: what moves.
+        grid: the times.
+        first: the index of the time at which it begins.
+        last: the index of the time at which it ends.
+    """
+
+    solver: Solver
+    dynamics: Dynamics
+    grid: Grid
+    first: int
+    last: int
+
+    def __call__(self, *state: Tensor) -> State:
+        states = self.solver.solve(self.dynamics, state, self.grid, self.first, self.last)
+        (end,) = deque(states, maxlen=1)  # the last, without storing the others
+        return end
+
+    def split(self, size: int) -> Iterator[Piece]:
+        """Pieces of at most `size` intervals of the grid each."""
+        for first in range(self.first, self.last, size):
+            yield replace(self, first=first, last=min(first + size, self.last))
+
+    def backwards(self, dynamics: Dynamics) -> Piece:
+        """The same times in the opposite order, for other dynamics."""
+        end = self.grid.last
+        return Piece(
+            self.solver, dynamics, self.grid.backwards(), end - self.last, end - self.first
+        )
 
 
 class Gradients(ABC):
     """How gradients pass through a solve."""
 
+    restarts: ClassVar[bool]
+    """Whether an adaptive solver must start afresh at each saved time."""
+    needs_adjoint: ClassVar[bool]
+    """Whether the solver must be able to solve the continuous adjoint."""
+
     @abstractmethod
-    def march(
-        self, solver: Solver, dynamics: Characteristics, state: State, grid: Grid, first: int,
-        last: int,
-    ) -> State:  # fmt: skip
-        """From one time of the grid to a later one."""
+    def through(self, piece: Piece, state: State) -> State:
+        """The state at the end of a piece, with a graph from which gradients can be computed."""
 
 
 @dataclass(frozen=True)
 class Backprop(Gradients):
-    """Through the steps, exact for the discrete flow.
+    """Backpropagation through the steps, exact for the discrete flow.
 
     Args:
-        checkpoint: how many steps are done again at a time in the backward pass, so that only one
-            state of so many is kept; None keeps the graph of all. About the root of the number of
-            steps takes least memory.
+        checkpoint: how many steps are recomputed at a time in the backward pass, so that one state
+            of so many is stored; None stores the graph of all steps. About the square root of the
+            number of steps takes the least memory.
     """
 
     checkpoint: int | None = None
+    restarts: ClassVar[bool] = False
+    needs_adjoint: ClassVar[bool] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_sizes(checkpoint=self.checkpoint)
 
-    def march(self, solver, dynamics, state, grid, first, last):
-        """In pieces, where asked for."""
+    def through(self, piece: Piece, state: State) -> State:
         if self.checkpoint is None or not torch.is_grad_enabled():
-            return solver.march(dynamics, state, grid, first, last)
-        for begin in range(first, last, self.checkpoint):
-            end = min(begin + self.checkpoint, last)
-            piece = lambda *s, b=begin, e=end: solver.march(dynamics, s, grid, b, e)
-            state = checkpoint(piece, *state, use_reentrant=False)
+            return piece(*state)
+        for part in piece.split(self.checkpoint):
+            state = checkpoint(part, *state, use_reentrant=False)
         return state
 
 
 @dataclass(frozen=True)
 class Adjoint(Gradients):
-    """By the continuous adjoint, with the same solver backwards in time.
+    """The continuous adjoint, with the same solver backwards in time.
 
-    States at the times of the grid are kept and the backward solve starts from each anew, so that
-    contracting flows, which cannot be run backwards for long, do not spoil it. Gradients reach
-    atoms, queries, weights and the tensors of the field, not those that a user's function holds.
+    States at the times of the grid are stored and the backward solve starts afresh from each of
+    them: a contracting flow cannot be integrated backwards for long. Gradients reach atoms,
+    queries, weights and the tensors of the field, but not tensors inside a user's function.
     """
 
-    def march(self, solver, dynamics, state, grid, first, last):
-        """One node of the graph for each piece of the grid."""
-        field, measures = dynamics.field, (dynamics.mu, dynamics.queries)
-        held = [*field.parameters(), *field.buffers()]
-        held += [m.log_weights for m in measures if m is not None]
-        others = [t for t in held if t.requires_grad]
-        steps = range(first, last + 1) if isinstance(solver, FixedStep) else (first, last)
-        for begin, end in pairwise(steps):
-            span = Grid((grid.times[begin], grid.times[end]), (0, 1))
-            solve = _one_step(solver, dynamics, span)
-            state = _Backsolve.apply(solve, len(state), *state, *others)
-        return dynamics.retract(state)  # whose gradient is the tangent part
+    restarts: ClassVar[bool] = True
+    needs_adjoint: ClassVar[bool] = True
+
+    def through(self, piece: Piece, state: State) -> State:
+        tensors = [t for t in piece.dynamics.tensors() if t.requires_grad]
+        for part in piece.split(1):
+            state = _AdjointPiece.apply(part, len(state), *state, *tensors)
+        return piece.dynamics.retract(state)  # the gradient of which is the tangent part
 
 
-def _one_step(solver: Solver, dynamics: Dynamics, span: Grid):
-    """What a node needs: how to go, and how to come back."""
-
-    def forward(state: State) -> State:
-        return solver.march(dynamics, state, span, 0, 1)
-
-    def backward(state: State, adjoint: State, others: Sequence[Tensor]) -> State:
-        back = Grid(span.times[::-1], (0, 1))
-        zeros = tuple(torch.zeros_like(p) for p in others)
-        augmented = _Augmented(dynamics, len(state), others)
-        end = solver.march(augmented, (*state, *adjoint, *zeros), back, 0, 1)
-        return end[len(state) :]
-
-    return forward, backward
-
-
-class _Augmented(Dynamics):
-    """States, their adjoint, and the integrals that are gradients of parameters."""
-
-    def __init__(self, dynamics: Dynamics, count: int, others: Sequence[Tensor]):
-        self.dynamics, self.count, self.others = dynamics, count, others
-
-    def __call__(self, t, state, stage):
-        """One vector-Jacobian product."""
-        n = self.count
-        with torch.enable_grad():
-            y = tuple(s.detach().requires_grad_() for s in state[:n])
-            slopes = self.dynamics(t, y, stage)
-            free = [(s, a) for s, a in zip(slopes, state[n : 2 * n], strict=True) if s.grad_fn]
-            found = tuple(torch.zeros_like(p) for p in (*y, *self.others))
-            if free:  # a constant velocity has no gradients
-                found = torch.autograd.grad(
-                    [s for s, _ in free], (*y, *self.others), [a for _, a in free],
-                    allow_unused=True, materialize_grads=True,
-                )  # fmt: skip
-        return (*(s.detach() for s in slopes), *(-g for g in found))
-
-    def retract(self, state):
-        """The states alone."""
-        return (*self.dynamics.retract(state[: self.count]), *state[self.count :])
-
-    def parts(self):
-        """None: a split flow is not that of its parts backwards."""
-        raise NotImplementedError
-
-
-class _Backsolve(torch.autograd.Function):
-    """Forward without a graph, backward by the adjoint."""
+class _AdjointPiece(torch.autograd.Function):
+    """A piece of a solve: forward without a graph, backward by the adjoint."""
 
     @staticmethod
-    def forward(ctx, solve, count, *tensors):
-        """March."""
-        state = solve[0](tensors[:count])
-        ctx.solve, ctx.count = solve, count
-        ctx.save_for_backward(*state, *tensors[count:])
+    def forward(ctx: Any, piece: Piece, clouds: int, *inputs: Tensor) -> State:
+        """Solve; `inputs` are the clouds of the state, then the tensors of the dynamics."""
+        state = piece(*inputs[:clouds])
+        ctx.piece, ctx.clouds = piece, clouds
+        ctx.save_for_backward(*state, *inputs[clouds:])
         return state
 
     @staticmethod
-    def backward(ctx, *adjoint):
-        """March back."""
+    def backward(ctx: Any, *adjoint: Tensor) -> tuple[Tensor | None, ...]:
+        """Solve for the adjoint and the gradients of the tensors, from the end of the piece."""
         refuse_second_derivative("The continuous adjoint is differentiable once")
-        tensors = ctx.saved_tensors
-        state, others = tensors[: ctx.count], tensors[ctx.count :]
-        return None, None, *ctx.solve[1](state, adjoint, others)
+        state, tensors = ctx.saved_tensors[: ctx.clouds], ctx.saved_tensors[ctx.clouds :]
+        augmented = _Augmented(ctx.piece.dynamics, len(state), tensors)
+        zeros = (torch.zeros_like(p) for p in tensors)
+        end = ctx.piece.backwards(augmented)(*state, *adjoint, *zeros)
+        return None, None, *end[len(state) :]
+
+
+class _Augmented(Dynamics):
+    """The state, its adjoint, and the integrals that become gradients of tensors."""
+
+    def __init__(self, dynamics: Dynamics, clouds: int, tensors: Sequence[Tensor]) -> None:
+        self.dynamics, self.clouds, self.others = dynamics, clouds, tensors
+
+    def __call__(self, t: float, state: State, stage: int) -> State:
+        """One vector-Jacobian product."""
+        n = self.clouds
+        with torch.enable_grad():
+            y = tuple(s.detach().requires_grad_() for s in state[:n])
+            slopes = self.dynamics(t, y, stage)
+            # A constant velocity has no graph, and no gradient.
+            pairs = [(s, a) for s, a in zip(slopes, state[n : 2 * n], strict=True) if s.grad_fn]
+            products = tuple(torch.zeros_like(p) for p in (*y, *self.others))
+            if pairs:
+                products = torch.autograd.grad(
+                    [s for s, _ in pairs], (*y, *self.others), [a for _, a in pairs],
+                    allow_unused=True, materialize_grads=True,
+                )  # fmt: skip
+        return (*(s.detach() for s in slopes), *(-g for g in products))
+
+    def retract(self, state: State) -> State:
+        return (*self.dynamics.retract(state[: self.clouds]), *state[self.clouds :])
+
+    def parts(self) -> Sequence[Dynamics]:
+        return [self]
+
+    def tensors(self) -> Sequence[Tensor]:
+        return self.others

@@ -1,8 +1,9 @@
-"""What one looks at along a flow: numbers of one measure, or of a field and a measure."""
+"""Quantities to follow along a flow: of a measure, or of a field and a measure."""
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from .._tools.checks import check_kind, check_number
 from .._tools.linkage import single_linkage
-from ..maps import Euclidean, InContextMap, Manifold, Torus
+from ..maps import InContextMap
 from ..measures import Measure
 from ..relations import Conditional, Coupling, Relation
-from .fields import by_tiles
+from .fields import Euclidean, Manifold, Torus, by_rows
 
 Number = Float[Tensor, "*b"]
 
@@ -25,29 +26,31 @@ def radius(mu: Measure) -> Number:
         >>> pf.flows.radius(pf.Measure(torch.tensor([[3.0, 4.0], [0.0, 1.0]])))
         tensor(5.)
     """
-    return mu.atoms.norm(dim=-1).amax(-1)  # atoms without mass hold points of the support
+    # Atoms without mass are copies of atoms with mass, so they do not matter here.
+    return mu.atoms.norm(dim=-1).amax(-1)
 
 
 def diameter(points: Float[Tensor, "*b n d"]) -> Number:
-    """The largest distance of two points, some rows at a time.
+    """The largest distance of two points, computed some rows at a time.
 
     Examples:
         >>> pf.flows.diameter(torch.tensor([[0.0], [1.0], [5.0]]))
         tensor(5.)
     """
     exact = "donot_use_mm_for_euclid_dist"
-    far = lambda rows: torch.cdist(rows, points, compute_mode=exact).amax(-1, keepdim=True)
-    return by_tiles(far, points, points.shape[-2])[..., 0].amax(-1)
+    farthest = lambda rows: torch.cdist(rows, points, compute_mode=exact).amax(-1, keepdim=True)
+    return by_rows(farthest, points, points.shape[-2])[..., 0].amax(-1)
 
 
 def order(mu: Measure, manifold: Manifold = Euclidean()) -> Number:  # noqa: B008
-    r"""How far all agree, from 0 to 1: $|\int e^{i\theta}d\mu|$, or $|\int x/|x|\,d\mu|$.
+    r"""The order parameter: $|\int e^{i\theta}d\mu|$ of angles, $|\int x/|x|\,d\mu|$ of points.
 
-    On a torus of several angles it is their mean.
+    It is 1 if all agree, and near 0 if they are spread out. On a torus of several angles it is the
+    mean over the angles.
 
     Args:
         mu: the measure.
-        manifold: where it lives; a `Torus` has angles, all else directions.
+        manifold: where the points lie; a `Torus` has angles, all others directions.
 
     Examples:
         >>> pf.flows.order(pf.Measure(torch.tensor([[0.0], [0.0]])), pf.Torus())
@@ -74,7 +77,7 @@ def attention_entropy(field: InContextMap, mu: Measure) -> Float[Tensor, "*b lay
 
 
 def leaders(field: InContextMap, mu: Measure) -> Int[Tensor, " leaders"]:
-    """The atoms that some atom attends to most, in the first head of the first layer.
+    """The atoms to which some atom attends most, in the first head of the first layer.
 
     Args:
         field: a map with attention inside.
@@ -86,13 +89,13 @@ def leaders(field: InContextMap, mu: Measure) -> Int[Tensor, " leaders"]:
 
 
 def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
-    """Which atoms belong together: a chain of steps of at most `tol` joins them.
+    """The cluster of each atom, by single linkage: chains of steps of at most `tol` join atoms.
 
     Clusters are numbered by falling mass; atoms without mass get -1.
 
     Args:
         mu: one measure.
-        tol: the longest step.
+        tol: the length of the longest step.
 
     Examples:
         >>> mu = pf.Measure(torch.tensor([[0.0], [5.0], [0.1], [0.2]]))
@@ -104,28 +107,28 @@ def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
     if mu.batch_shape:
         raise ValueError("Clusters are of one measure, got a batch: take `mu[k]`.")
     alive = (mu.log_weights > -torch.inf).cpu()
-    found = torch.full((mu.n,), -1, device="cpu")
+    numbers = torch.full((mu.n,), -1, device="cpu")
     labels = single_linkage(mu.atoms.detach().cpu()[alive].double().numpy(), tol)
-    found[alive] = torch.from_numpy(labels).long()
-    masses = torch.zeros(int(found.max()) + 1, dtype=torch.float64, device="cpu")
-    masses.index_add_(0, found[alive], mu.weights.detach().cpu().double()[alive])
+    numbers[alive] = torch.from_numpy(labels).long()
+    masses = torch.zeros(int(numbers.max()) + 1, dtype=torch.float64, device="cpu")
+    masses.index_add_(0, numbers[alive], mu.weights.detach().cpu().double()[alive])
     rank = masses.argsort(descending=True, stable=True).argsort()
-    found[alive] = rank[found[alive]]
-    return found.to(mu.device)
+    numbers[alive] = rank[numbers[alive]]
+    return numbers.to(mu.device)
 
 
 def _relations(field: InContextMap, mu: Measure) -> list[Relation]:
-    """Those of a field with attention inside."""
-    found = field.relations(mu)
-    if not found:
+    """The relations of the attention inside a field; an error if there is none."""
+    relations = field.relations(mu)
+    if not relations:
         raise TypeError(f"This needs attention, and {type(field).__name__} has none inside.")
-    return found
+    return relations
 
 
-def _conditional(relation) -> Conditional:
-    """Rows of a relation as probabilities."""
+def _conditional(relation: Relation) -> Conditional:
+    """The rows of a relation as probabilities."""
     if isinstance(relation, Coupling):
         return relation.conditional()
     fix = "Entropy needs rows that are probabilities: `Softmax()` or `Sinkhorn()`, say."
     check_kind("relation", relation, Conditional, fix)
-    return relation
+    return cast(Conditional, relation)

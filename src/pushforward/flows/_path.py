@@ -1,4 +1,4 @@
-"""The path of a measure along a flow, and what one looks at on it."""
+"""The path of a measure along a flow, and what can be measured on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..maps import InContextMap
 from ..measures import Measure
 from . import _observables as observables
 from ._snapshots import Snapshots
-from .fields import CuckerSmale, Harmonic, SecondOrder, at_time, halves, manifold_of
+from .fields import at_time, halves, is_second_order, manifold_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +33,8 @@ class Path:
     Args:
         times: the times, beginning and end among them.
         measures: one for each time, in memory or in a folder.
-        field: the field, for what depends on it.
-        queries: `(s, *b, m, d)`, where points that rode along were.
+        field: the field, for quantities that depend on it.
+        queries: `(s, *b, m, d)`, the queries that moved with the measure.
         sinkhorn_steps: Sinkhorn steps of all evaluations together.
 
     Examples:
@@ -52,18 +52,18 @@ class Path:
 
     @classmethod
     def load(cls, folder: str | os.PathLike, field: InContextMap | None = None) -> Path:
-        """The path that a run left in a folder, finished or not; measures are read when needed.
+        """The path that a run wrote to a folder, finished or not; measures are read when needed.
 
         Args:
             folder: where `pf.flow(..., folder=...)` wrote.
-            field: its field, for what depends on it.
+            field: its field, for quantities that depend on it.
         """
-        kept = Snapshots(folder)
+        snapshots = Snapshots(folder)
         if field is not None:
-            held = next(iter([*field.parameters(), *field.buffers()]), None)
-            kept.device = "cpu" if held is None else held.device
-        times = torch.tensor(kept.times, dtype=torch.float64)[: len(kept)]
-        return cls(times, kept, field, kept.queries(), kept.steps())
+            tensor = next(iter([*field.parameters(), *field.buffers()]), None)
+            snapshots.device = "cpu" if tensor is None else tensor.device
+        times = torch.tensor(snapshots.times, dtype=torch.float64)[: len(snapshots)]
+        return cls(times, snapshots, field, snapshots.queries(), snapshots.steps())
 
     def __len__(self) -> int:
         """Number of saved times."""
@@ -74,11 +74,11 @@ class Path:
         return self.measures[index]
 
     def __iter__(self) -> Iterator[Measure]:
-        """The measures in time."""
+        """The measures in the order of time."""
         return iter(self.measures)
 
     def map(self, f: Callable[[Measure], Tensor]) -> Tensor:
-        """A function of every measure, as a tensor with time first."""
+        """The values of a function of every measure, as a tensor with time first."""
         return torch.stack([f(mu) for mu in self])
 
     def energy(self) -> Series:
@@ -86,7 +86,7 @@ class Path:
         return self._of_field("energy")
 
     def dissipation(self) -> Series:
-        r"""What $\dot E$ is according to the theory."""
+        r"""The rate $\dot E$ of the energy according to the theory."""
         return self._of_field("dissipation")
 
     def moments(self) -> tuple[Float[Tensor, "s *b d"], Float[Tensor, "s *b d d"]]:
@@ -99,10 +99,10 @@ class Path:
 
     def diameter(self) -> Series:
         """The largest distance of two atoms; of positions, for tokens $(x,v)$."""
-        where = self._embed
+        points = self._embed
         if self._second_order:
-            where = lambda x: halves(x)[0]
-        return self.map(lambda mu: observables.diameter(where(mu.atoms)))
+            points = lambda x: halves(x)[0]
+        return self.map(lambda mu: observables.diameter(points(mu.atoms)))
 
     def velocity_diameter(self) -> Series:
         """The largest difference of two velocities: those of tokens $(x,v)$, or of the field."""
@@ -112,20 +112,20 @@ class Path:
         return torch.stack(self._with_field(speeds))
 
     def order(self) -> Series:
-        r"""How far all agree, from 0 to 1: $|\int e^{i\theta}d\mu|$ or $|\int x/|x|\,d\mu|$."""
+        r"""The order parameter in $[0,1]$: $|\int e^{i\theta}d\mu|$ or $|\int x/|x|\,d\mu|$."""
         manifold = manifold_of(self._needs_field())
         return self.map(lambda mu: observables.order(mu, manifold))
 
     def clusters(self, tol: float) -> Int[Tensor, "s n"]:
-        """Which atoms belong together at every time, numbered by falling mass.
+        """The cluster of each atom at every time, numbered by falling mass.
 
         Args:
-            tol: atoms are joined by steps of at most this.
+            tol: atoms at most this far apart belong to one cluster, and so do chains of them.
         """
         return self.map(lambda mu: observables.clusters(mu.push(self._embed), tol))
 
     def cluster_count(self, tol: float) -> Int[Tensor, " s"]:
-        """How many clusters there are at every time."""
+        """The number of clusters at every time."""
         return self.clusters(tol).amax(-1) + 1
 
     def attention_entropy(self) -> Float[Tensor, "s layers"]:
@@ -133,7 +133,7 @@ class Path:
         return torch.stack(self._with_field(observables.attention_entropy))
 
     def leaders(self) -> list[Int[Tensor, " leaders"]]:
-        """The atoms that some atom attends to most, at every time."""
+        """At every time, the atoms to which some atom attends most."""
         return self._with_field(observables.leaders)
 
     def wasserstein(self, reference: Measure, p: int = 1) -> Series:
@@ -153,8 +153,8 @@ class Path:
         """Write the moving cloud as a GIF.
 
         Args:
-            file: where to.
-            seconds: how long it plays.
+            file: the file to write, `*.gif`.
+            seconds: duration of the animation.
         """
         pictures.animate(self.times, list(self), file, seconds=seconds)
 
@@ -163,22 +163,22 @@ class Path:
         return f"Path({len(self)} measures from t = {begin:g} to {end:g})"
 
     def _embed(self, x: Tensor) -> Tensor:
-        """Points where distances are those of the manifold."""
+        """Points in a space whose distances are those of the manifold."""
         return x if self.field is None else manifold_of(self.field).embed(x)
 
     @property
     def _second_order(self) -> bool:
-        return isinstance(self.field, SecondOrder | CuckerSmale | Harmonic)
+        return self.field is not None and is_second_order(self.field)
 
     def _with_field(self, f: Callable[[InContextMap, Measure], Tensor]) -> list[Tensor]:
-        """A function of the field and the measure, at every time."""
+        """The values of a function of the field and the measure, at every time."""
         field, times = self._needs_field(), self.times.tolist()
         return [f(at_time(field, t), mu) for t, mu in zip(times, self, strict=True)]
 
     def _needs_field(self) -> InContextMap:
         if self.field is None:
             raise ValueError(
-                "This depends on the field, and a path from a folder has none. Give it: "
+                "This depends on the field, and a path read from a folder has none. Give it: "
                 "`pf.Path.load(folder, field)`."
             )
         return self.field
@@ -187,8 +187,8 @@ class Path:
         def value(field: Any, mu: Measure) -> Tensor:
             if not hasattr(field, name):
                 raise TypeError(
-                    f"{type(field).__name__} has no {name} known here; `path.map(f)` follows any "
-                    "function of measures."
+                    f"{type(field).__name__} has no {name} known here; `path.map(f)` evaluates "
+                    "any function of measures along the path."
                 )
             return getattr(field, name)(mu)
 

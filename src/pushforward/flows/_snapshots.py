@@ -1,10 +1,10 @@
-"""Flows on disk: a folder of safetensors files that needs no library of ours to be read.
+"""Flows on disk: a folder of safetensors files that can be read without this library.
 
-`flow.json` says what was run and lists the saved times. `00000.safetensors`, `00001.safetensors`
-and so on hold one saved time each: `atoms`, `log_weights`, `token_times` if the tokens have times,
-`queries` if there are any, and under `memory/` the Sinkhorn potentials that a later run goes on
-from. Its metadata hold the time. Files are written under another name first, so that one that is
-there is whole.
+`flow.json` describes the run and lists the saved times. Each saved time has a file,
+`00000.safetensors`, `00001.safetensors` and so on, with the tensors `atoms`, `log_weights`,
+`token_times` if the tokens have times, `queries` if there are any, and under `memory/` the
+Sinkhorn potentials from which a resumed run continues. Its metadata contain the time. A file is
+written under another name first and then renamed, so a file that exists is complete.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path as File
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -21,23 +22,23 @@ from torch import Tensor
 from .._tools.output import atomic_file
 from ..maps import InContextMap
 from ..measures import Measure
-from ..relations import Memory
+from ..sinkhorn import PotentialHistory
 from ._solvers import Grid, State
 
 FORMAT = "pushforward flow, version 1"
 
 
 class Snapshots(Sequence[Measure]):
-    """The measures in a folder, read when asked for.
+    """The measures in a folder, read when they are needed.
 
     Args:
-        folder: where they are.
+        folder: the folder of a run.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = File(folder)
         self.device: torch.device | str = "cpu"
-        """Where measures are read to."""
+        """The device that measures are loaded to."""
         self._seen = 0
         try:
             self.about = json.loads((self.folder / "flow.json").read_text())
@@ -56,7 +57,7 @@ class Snapshots(Sequence[Measure]):
 
     @classmethod
     def begin(cls, folder: str | os.PathLike, about: dict) -> Snapshots:
-        """A folder for a run, new or of the same run begun before."""
+        """The folder of a run: a new one, or that of the same run started before."""
         file = File(folder) / "flow.json"
         if file.exists():
             found = cls(folder)
@@ -64,7 +65,7 @@ class Snapshots(Sequence[Measure]):
             if differ:
                 raise ValueError(
                     f"{folder} holds another flow: its {', '.join(differ)} differ. Give the same "
-                    "arguments to go on with it, or another folder."
+                    "arguments to continue it, or another folder."
                 )
             return found
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +74,18 @@ class Snapshots(Sequence[Measure]):
         return cls(folder)
 
     def __len__(self) -> int:
-        """How many are there, none missing before them."""
-        while self._file(self._seen).exists():  # a run only adds
+        """The number of saved times, up to the first that is missing."""
+        while self._file(self._seen).exists():  # files are added and never removed
             self._seen += 1
         return self._seen
 
-    def __getitem__(self, index):
+    @overload
+    def __getitem__(self, index: int) -> Measure: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Measure]: ...
+
+    def __getitem__(self, index: int | slice) -> Measure | list[Measure]:
         """The measure at a saved time."""
         count = len(self)
         if isinstance(index, slice):
@@ -91,7 +98,7 @@ class Snapshots(Sequence[Measure]):
         )
 
     def tensors(self, index: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """All that was saved at a time."""
+        """All tensors that were saved at a time."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -105,46 +112,46 @@ class Snapshots(Sequence[Measure]):
             ) from None
 
     def queries(self) -> Tensor | None:
-        """Where points that rode along were, if there were any."""
-        each = [self.tensors(k).get("queries") for k in range(len(self))]
-        found = [x for x in each if x is not None]
-        return torch.stack(found) if found else None
+        """The queries at all saved times, if there were any."""
+        clouds = [self.tensors(k).get("queries") for k in range(len(self))]
+        present = [x for x in clouds if x is not None]
+        return torch.stack(present) if present else None
 
     def steps(self) -> int:
         """Sinkhorn steps until the last saved time."""
         return int(self._about(len(self) - 1)["steps"]) if len(self) else 0
 
-    def write(self, index: int, time: float, mu: Measure, state: State, memory: Memory) -> None:
-        """Save a state."""
+    def write(
+        self, index: int, time: float, mu: Measure, state: State, history: PotentialHistory
+    ) -> None:
+        """Save a state, and the potentials from which a resumed run continues."""
         from safetensors.torch import save
 
         tensors = {"atoms": state[0], "log_weights": mu.log_weights}
         if mu.times is not None:
             tensors["token_times"] = mu.times
+        # The last cloud is that of the queries; clouds between are numbered from the end.
         tensors |= {f"queries{k}" if k else "queries": x for k, x in enumerate(state[:0:-1])}
         moments: dict[str, list[float]] = {}
-        for place, past in memory.past.items():
-            moments[place] = [t for t, _ in past]
-            tensors |= {f"memory/{place}/{k}": g for k, (_, g) in enumerate(past)}
-        about = {"time": repr(time), "memory": json.dumps(moments), "steps": str(memory.steps)}
+        for name, past in history.past.items():
+            moments[name] = [t for t, _ in past]
+            tensors |= {f"memory/{name}/{k}": g for k, (_, g) in enumerate(past)}
+        about = {"time": repr(time), "memory": json.dumps(moments), "steps": str(history.steps)}
         whole = {name: t.detach().contiguous().clone() for name, t in tensors.items()}
         with atomic_file(self._file(index)) as draft:
             draft.write_bytes(save(whole, {"format": FORMAT, **about}))
 
-    def resume(self, device: torch.device) -> tuple[int, State, Memory] | None:
-        """The last state that was saved, if any."""
-        last = len(self) - 1
-        if last < 0:
-            return None
-        tensors, about = self.tensors(last, device), self._about(last)
-        memory = Memory(steps=int(about["steps"]))
-        for place, moments in json.loads(about["memory"]).items():
-            memory.past[place] = [
-                (t, tensors[f"memory/{place}/{k}"]) for k, t in enumerate(moments)
+    def resume(self, index: int, device: torch.device, history: PotentialHistory) -> State:
+        """The state at a saved time; its potentials are put into the history."""
+        tensors, about = self.tensors(index, device), self._about(index)
+        history.steps = int(about["steps"])
+        for name, moments in json.loads(about["memory"]).items():
+            history.past[name] = [
+                (t, tensors[f"memory/{name}/{k}"]) for k, t in enumerate(moments)
             ]
         names = [n for n in tensors if n.startswith("queries")]
         others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
-        return last, (tensors["atoms"], *others), memory
+        return (tensors["atoms"], *others)
 
     def _about(self, index: int) -> dict[str, str]:
         """The metadata of a file."""
@@ -158,7 +165,7 @@ class Snapshots(Sequence[Measure]):
 
 
 def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: Measure) -> dict:
-    """What makes two runs the same; the code of a user's functions is not looked at."""
+    """What identifies a run; the code of a user's functions is not compared."""
     tensors = [*state, mu.log_weights, *([] if mu.times is None else [mu.times])]
     tensors += [*field.parameters(), *field.buffers()]
     digest = hashlib.sha256()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Law = Callable[[int, torch.Generator], Measure]
-"""How to draw a cloud of some size: `law(n, generator)`."""
+"""A law of measures: `law(n, generator)` draws one of `n` atoms."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Study:
         name: what the sizes are.
         sizes: the sizes $N$.
         errors: the error at each.
-        expected: the exponent that the theory says.
+        expected: the exponent according to the theory.
     """
 
     name: str
@@ -75,16 +75,17 @@ def depth_study(
     solver: FixedStep | None = None,
     reference: Solver | None = None,
 ) -> Study:
-    r"""How a residual network of depth $L$ tends to its flow: the largest error of an atom.
+    r"""How fast a residual network of depth $L$ tends to its flow: the largest error of an atom.
 
     Args:
         field: the field; for weights that vary with depth, `fields.Layers`.
         mu: the context.
         depths: numbers of steps $L$.
         t1: the end of the flow.
-        solver: whose error is measured, `Euler` by default; its own steps do not matter.
-        reference: what it is compared with, by default eight times as many steps of `RK4` as the
-            deepest.
+        solver: the solver whose error is measured, `Euler` by default; its own number of steps
+            does not matter.
+        reference: the solver it is compared with, by default `RK4` with eight times as many steps
+            as the largest depth.
 
     Examples:
         >>> field = pf.fields.Pairwise(lambda x, y: torch.sin(y - x))
@@ -98,9 +99,9 @@ def depth_study(
     check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
     reference = RK4(steps=8 * max(depths)) if reference is None else reference
     with torch.no_grad():
-        place = lambda s: manifold_of(field).embed(Flow(field, t1, solver=s).push(mu).atoms)
-        truth = place(reference)
-        ends = [place(replace(solver, steps=n)) for n in depths]
+        end = lambda s: manifold_of(field).embed(Flow(field, t1=t1, solver=s).push(mu).atoms)
+        truth = end(reference)
+        ends = [end(replace(solver, steps=n)) for n in depths]
         errors = tuple(float((x - truth).norm(dim=-1).max()) for x in ends)
     return Study("depth", tuple(depths), errors, -float(solver.order))
 
@@ -116,7 +117,7 @@ def token_study(
     repetitions: int = 100,
     seed: int = 0,
 ) -> Study:
-    r"""How the flow of $N$ particles tends to its mean-field limit: the error at fixed queries.
+    r"""How fast the flow of $N$ particles tends to its mean-field limit, at fixed queries.
 
     The error is the root mean square of $G(\mu_N,x)$ about its limit, estimated without knowing
     the limit: two independent clouds differ by $\sqrt2$ times as much. It falls as $N^{-1/2}$.
@@ -125,11 +126,11 @@ def token_study(
         field: the field.
         law: `law(n, generator)` draws a measure of `n` atoms, on the default device.
         sizes: numbers of particles $N$.
-        queries: where to look; the first eight atoms of a cloud by default.
+        queries: the points at which it is measured; eight draws from the law by default.
         t1: the end of the flow.
         solver: `RK4(steps=100)` by default.
-        repetitions: pairs of clouds for each size.
-        seed: of the draws.
+        repetitions: number of pairs of clouds for each size.
+        seed: seed of the draws.
 
     Examples:
         >>> law = lambda n, generator: pf.Measure(torch.rand(n, 1, generator=generator))
@@ -142,7 +143,7 @@ def token_study(
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
         queries = law(8, generator).atoms
-    G = Flow(field, t1, solver=solver)
+    G = Flow(field, t1=t1, solver=solver)
     errors = []
     with torch.no_grad():
         for n in sizes:

@@ -13,7 +13,6 @@ from ._in_context import (
     At as At,
     Container as Container,
     InContextMap as InContextMap,
-    Starts as Starts,
     advance as advance,
     relations_inside as relations_inside,
     within as within,
@@ -23,12 +22,6 @@ from ._lipschitz import (
     Lipschitz as Lipschitz,
     lipschitz_bound as lipschitz_bound,
     norm as norm,
-)
-from ._manifolds import (
-    Euclidean as Euclidean,
-    Manifold as Manifold,
-    Sphere as Sphere,
-    Torus as Torus,
 )
 from ._sequences import from_sequence_model as from_sequence_model
 from ._transformer import (

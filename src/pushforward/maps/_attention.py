@@ -12,8 +12,9 @@ from .._tools.checks import check_kind, check_sizes
 from .._tools.types import Images, Points, Queries
 from ..affinities import Dot, PointAffinity, PointScores
 from ..measures import Measure
-from ..relations import Normaliser, Relation, Softmax
-from ._in_context import Answer, InContextMap, Starts, relations_inside
+from ..relations import Joint, Normaliser, Relation, Softmax
+from ..sinkhorn import Starts
+from ._in_context import Answer, InContextMap, relations_inside
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class AttentionMap(InContextMap, ABC):
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
-        relation, v = self._relating(mu, queries, None), self.values(mu.atoms)
+        relation, v = self._relating(mu, queries, starts=starts), self.values(mu.atoms)
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
             return self.combine_heads(relation(x, t, None).integrate(v), x)
@@ -131,19 +132,26 @@ class AttentionMap(InContextMap, ABC):
         for name, m in (("mu", mu), ("queries", queries)):
             check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
         self._check(mu, queries.atoms, queries.times)
+        if start is not None and not self.normaliser.takes_start:
+            raise ValueError(f"Only Sinkhorn has a `start`, got {self.normaliser}.")
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         relation = self._relating(mu.normalise(), queries, start)
         return relation(queries.atoms, queries.times, log_a)
 
     def _relating(
-        self, mu: Measure, queries: Measure | None, start: Tensor | None
+        self,
+        mu: Measure,
+        queries: Measure | None,
+        start: Tensor | None = None,
+        starts: Starts | None = None,
     ) -> Callable[[Tensor, Tensor | None, Tensor | None], Relation]:
         """The relation as a function of query points, their times and their log-weights.
 
         Whatever depends on the context alone is computed once.
         """
-        k, log_b = self.keys(mu.atoms), mu.log_weights[..., None, :].log_softmax(-1)
-        origin = self.affinity.origin(k, log_b)
+        k, log_weights = self.keys(mu.atoms), mu.log_weights[..., None, :]
+        log_b = log_weights.log_softmax(-1)
+        origin = self.affinity.origin(k, log_weights)
         keys = self.affinity.features(k, origin)
 
         def scores(x: Tensor, t: Tensor | None) -> PointScores:
@@ -155,7 +163,14 @@ class AttentionMap(InContextMap, ABC):
             return lambda x, t, log_a: self.normaliser.relate(scores(x, t), log_a, log_b)
         eta = mu if queries is None else queries
         log_a = eta.log_weights[..., None, :].log_softmax(-1)
-        base = self.normaliser.relate(scores(eta.atoms, eta.times), log_a, log_b, start=start)
+        between = scores(eta.atoms, eta.times)
+        # A solve for a fixed number of steps depends on its start: it is left alone.
+        starts = starts if self.normaliser.to_tolerance else None
+        if starts is not None:
+            start = starts.recall((*between.shape[:-2], between.shape[-1]))
+        base = self.normaliser.relate(between, log_a, log_b, start=start)
+        if starts is not None and isinstance(base, Joint) and base.g is not None:
+            starts.keep(base.g, base.steps)
         return lambda x, t, log_a: base.at(scores(x, t), log_a)
 
     def extra_repr(self) -> str:

@@ -10,7 +10,8 @@ from torch import nn
 
 from .._tools.checks import check_kind
 from ..measures import Measure
-from ._in_context import Answer, Container, InContextMap, Starts, stages, walk
+from ..sinkhorn import Starts
+from ._in_context import Answer, Container, InContextMap, stages, walk
 
 
 class Composition(Container, ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import singledispatch, wraps
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from .._tools.checks import (
 from .._tools.types import Images, Queries, Times
 from ..measures import Measure, Transport
 from ..relations import Relation
+from ..sinkhorn import Starts
 from ._lipschitz import Lipschitz, lipschitz_bound
 
 if TYPE_CHECKING:
@@ -32,20 +33,6 @@ r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's wo
 _TOKENS = "Tokens become one with `pf.Measure(tokens)`."
 
 F = TypeVar("F", bound=Callable)
-
-
-@runtime_checkable
-class Starts(Protocol):
-    """Potentials of earlier Sinkhorn solves, from which the next solves start."""
-
-    def within(self, name: str) -> Starts:
-        """Those of the part of that name."""
-
-    def recall(self, shape: tuple[int, ...]) -> Tensor | None:
-        """The potential on the keys to start from, None if there is none of that shape."""
-
-    def keep(self, potential: Tensor) -> None:
-        """Keep the potential of a solve for the ones to come."""
 
 
 def within(starts: Starts | None, name: str) -> Starts | None:

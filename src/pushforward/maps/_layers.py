@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from .._tools.checks import check_kind, check_sizes
 from .._tools.types import Images, Queries
 from ..measures import Measure
-from ._in_context import Answer, Container, InContextMap, Starts, within
+from ..sinkhorn import Starts
+from ._in_context import Answer, Container, InContextMap, within
 
 
 class Pointwise(InContextMap):

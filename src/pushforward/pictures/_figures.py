@@ -1,4 +1,4 @@
-"""Pictures of relations and of moving clouds, by matplotlib, which is imported only here."""
+"""Figures of relations and of moving clouds with matplotlib, which is imported only here."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BLUE, RED, GREY = "#1f6f8b", "#c8553d", "#8a8a8a"
 
 
 def heatmap(relation: Relation) -> Figure:
-    """A relation as a matrix, its marginals beside it.
+    """A relation as a matrix with bars for its rows and columns.
 
-    Bars are the sums of the matrix as they are; those of a coupling carry its prescribed marginals
-    as dots. A conditional has no columns to sum: its bars are the entropies of its rows.
+    Bars show the sums of rows and columns; for a coupling, dots show the prescribed marginals. For
+    a conditional, whose rows sum to one, the bars show the entropies of the rows.
 
     Args:
-        relation: not batched; of a batch take one, `relation[0]`.
+        relation: a single relation; from a batch take one, such as `relation[0]`.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(9, 2))
@@ -70,8 +70,8 @@ def graph(relation: Relation, *, least: float = 0.02) -> Figure:
     """A relation as a bipartite graph: queries on the left, keys on the right.
 
     Args:
-        relation: not batched.
-        least: lines for less than this share of a query's mass are left out.
+        relation: a single relation.
+        least: the smallest share of a query's mass that is drawn as a line.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(9, 2))
@@ -98,10 +98,10 @@ def graph(relation: Relation, *, least: float = 0.02) -> Figure:
 
 
 def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
-    """Two clouds in the plane, and where the relation sends each point of the first on average.
+    """Two clouds in the plane, and for each query the average of the keys it is related to.
 
     Args:
-        relation: between `mu` and `nu`, not batched.
+        relation: a single relation between `mu` and `nu`.
         mu: the measure of the queries, in two dimensions.
         nu: the measure of the keys, in two dimensions.
 
@@ -118,18 +118,18 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
                 f"got {m}."
             )
     with torch.no_grad():
-        sent = relation.apply(nu.atoms)
+        means = relation.apply(nu.atoms)
         if isinstance(relation, Masses):
-            sent = sent / relation.apply(torch.ones_like(nu.atoms))
+            means = means / relation.apply(torch.ones_like(nu.atoms))
     figure = _figure((5, 5))
     axes: Axes = figure.add_subplot()
-    x, y, to = _array(mu.atoms), _array(nu.atoms), _array(sent)
-    for start, end in zip(x.tolist(), to.tolist(), strict=True):
+    x, y, z = _array(mu.atoms), _array(nu.atoms), _array(means)
+    for start, end in zip(x.tolist(), z.tolist(), strict=True):
         axes.plot(*zip(start, end, strict=True), color=GREY, lw=0.6, alpha=0.6, zorder=1)
     sizes = lambda m: _array((600 * m.normalise().weights).clamp(4, 80))
     axes.scatter(y[:, 0], y[:, 1], sizes(nu), color=RED, alpha=0.6, label="keys", lw=0)
     axes.scatter(x[:, 0], x[:, 1], sizes(mu), color=BLUE, alpha=0.6, label="queries", lw=0)
-    axes.scatter(to[:, 0], to[:, 1], 6, color="black", label="sent to", lw=0)
+    axes.scatter(z[:, 0], z[:, 1], 6, color="black", label="average of keys", lw=0)
     axes.set_aspect("equal")
     axes.legend(frameon=False, fontsize=8)
     figure.suptitle(_title(relation), fontsize=10)
@@ -137,11 +137,15 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
 
 
 def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
-    """Where atoms go: against time for one coordinate, in the plane of the first two for more.
+    """Paths of atoms: against time in one dimension, else in the plane of two coordinates.
 
     Args:
         times: one for each measure.
-        measures: of the same atoms, not batched.
+        measures: the same atoms at each time, not batched.
+
+    Examples:
+        >>> mu = pf.Measure(torch.randn(9, 2))
+        >>> figure = pf.pictures.trajectories(torch.tensor([0.0, 1.0]), [mu, mu.push(torch.sin)])
     """
     paths = _paths(measures)
     figure = _figure((5, 5) if paths.shape[-1] > 1 else (6, 4))
@@ -164,13 +168,13 @@ def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
 def animate(
     times: Tensor, measures: Sequence[Measure], file: str | PathLike, *, seconds: float = 5.0
 ) -> None:
-    """Write a moving cloud as a GIF.
+    """Write an animation of a moving cloud as a GIF.
 
     Args:
         times: one for each measure.
-        measures: of the same atoms, not batched.
-        file: where to.
-        seconds: how long it plays.
+        measures: the same atoms at each time, not batched.
+        file: the file to write, `*.gif`.
+        seconds: the duration of the animation.
     """
     check_number("seconds", seconds)
     if Path(file).suffix.lower() != ".gif":
@@ -198,13 +202,13 @@ def animate(
 
 
 def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: float) -> Figure:
-    """Errors against sizes, both logarithmic, beside the slope of the theory.
+    """Errors against sizes, on logarithmic axes, with the slope that theory predicts.
 
     Args:
-        name: what the sizes are.
+        name: the label of the sizes.
         sizes: the sizes.
-        errors: the error at each.
-        expected: the slope.
+        errors: one error for each size.
+        expected: the predicted slope.
     """
     figure = _figure((5, 4))
     axes: Axes = figure.add_subplot()
@@ -217,7 +221,7 @@ def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: fl
 
 
 def _paths(measures: Sequence[Measure]) -> ndarray:
-    """Atoms in time, those without mass left out."""
+    """Atoms with mass as an array `(times, atoms, d)`."""
     if measures[0].batch_shape:
         raise ValueError("A picture shows one measure, got a batch. Flow `mu[k]` alone.")
     alive = measures[0].log_weights > -torch.inf
@@ -229,7 +233,7 @@ def _matrix(relation: Relation) -> Tensor:
     if len(relation.shape) != 2:
         raise ValueError(
             f"A picture shows one relation, got a batch {tuple(relation.shape[:-2])} of them. "
-            "Take one: `relation[0]`, say."
+            "Take one, such as `relation[0]`."
         )
     return relation.matrix().detach().cpu()
 
@@ -247,7 +251,7 @@ def _title(relation: Relation) -> str:
 
 
 def _figure(size: tuple[float, float]) -> Figure:
-    """A figure of its own, which no global state of pyplot knows."""
+    """A figure outside the global state of pyplot."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,10 +1,11 @@
 r"""Relations between two measures: conditionals, couplings, other masses, and signed ones.
 
-A relation is a density $e^{A+f\oplus g}$ against $\mu\otimes\nu$, both normalised. It is lazy: two
-potentials and the scores, no matrix, until one is asked for. What is not defined on a type does
-not exist on it; conversions are explicit. A normaliser makes a relation of scores.
+A relation is a density $e^{A+f\oplus g}$ against $\mu\otimes\nu$, both normalised. It is lazy: it
+consists of scores and two potentials, and only `matrix()` forms a matrix. A type has only the
+methods that make sense for it; conversions are explicit. A normaliser makes a relation of scores.
 """
 
+from ._joint import Joint as Joint
 from ._masses import Masses as Masses, Signed as Signed
 from ._normalisers import (
     Bilinear as Bilinear,
@@ -15,7 +16,6 @@ from ._normalisers import (
     Sigmoid as Sigmoid,
     Softmax as Softmax,
 )
-from ._predicted import Memory as Memory, Predicted as Predicted
 from ._probabilities import Conditional as Conditional, Coupling as Coupling
 from ._relate import relate as relate
 from ._relation import Relation as Relation

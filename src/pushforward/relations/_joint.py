@@ -89,6 +89,9 @@ class Joint(Relation, ABC):
                 keys[at] = torch.cat([draw(p[part], 1, generator)[:, 0] for part in parts])
         return rows, keys
 
+    def _order(self, rows: slice) -> Tensor:
+        return self.scores.tile(rows) + self._bias[..., None, :]
+
     def _row_mass(self) -> Tensor:
         """Masses of the rows: the weights themselves where $f$ normalises them."""
         if self.f is None:

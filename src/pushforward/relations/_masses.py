@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..sinkhorn import Problem, integral
@@ -95,10 +95,6 @@ class Signed(Relation):
         """The same density with queries and keys exchanged."""
         return Signed(self.scores.T, self.log_a, None, self.log_b, dtype=self.dtype)
 
-    def assignment(self) -> Int[Tensor, "*b m"]:
-        """The key whose signed mass is largest, as an index."""
+    def _order(self, rows: slice) -> Tensor:
         weights = self.log_b.exp()[..., None, :]
-        with torch.no_grad():
-            tiles = (self.scores.tile(i) * weights for i in self.scores.cuts())
-            parts = [t.masked_fill(weights == 0, -torch.inf).argmax(-1) for t in tiles]
-        return torch.cat(parts, -1)
+        return (self.scores.tile(rows) * weights).masked_fill(weights == 0, -torch.inf)

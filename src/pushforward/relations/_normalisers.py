@@ -44,6 +44,8 @@ class Normaliser(ABC):
     """Whether the relation can be evaluated at queries that are no atoms."""
     takes_start: ClassVar[bool] = False
     """Whether it iterates, and can start from a given potential."""
+    to_tolerance: bool = False
+    """Whether it iterates to a tolerance, so that the result does not depend on the start."""
 
     @abstractmethod
     def relate(
@@ -67,9 +69,9 @@ class Normaliser(ABC):
 
 @dataclass(frozen=True)
 class Softmax(Normaliser):
-    r"""Conditional distributions: $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$.
+    r"""Conditionals $\kappa(x,dy)=e^{A(x,y)}\nu(dy)/\int e^{A(x,z)}\nu(dz)$ [B, conditional].
 
-    [B, conditional] The joint $\mu\otimes\kappa$ minimises
+    The joint $\mu\otimes\kappa$ minimises
     $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$ among all
     plans whose first marginal is $\mu$.
 

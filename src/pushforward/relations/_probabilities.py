@@ -92,6 +92,9 @@ class Conditional(Relation):
             ]
         return torch.cat(parts, -2)
 
+    def _order(self, rows: slice) -> Tensor:
+        return self.scores.tile(rows) + self._bias[..., None, :]
+
     def joint(self, mu: Measure) -> Coupling:
         r"""$\mu(dx)\,\kappa(x,dy)$: the coupling of $\mu$ with the second marginal it has.
 

@@ -123,10 +123,13 @@ class Relation(ABC):
 
     def assignment(self) -> Int[Tensor, "*b m"]:
         """The key that each query gives most mass to, as an index."""
-        bias = self._bias[..., None, :]
         with torch.no_grad():
-            parts = [(self.scores.tile(i) + bias).argmax(-1) for i in self.scores.cuts()]
+            parts = [self._order(rows).argmax(-1) for rows in self.scores.cuts()]
         return torch.cat(parts, -1)
+
+    @abstractmethod
+    def _order(self, rows: slice) -> Tensor:
+        """Numbers that grow with the masses of a row, for some rows."""
 
     def __repr__(self) -> str:
         *batch, m, n = self.shape

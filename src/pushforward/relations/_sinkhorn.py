@@ -33,18 +33,18 @@ from ._relation import TOL, precise_scores
 
 @dataclass(frozen=True, kw_only=True)
 class Sinkhorn(Normaliser):
-    r"""Couplings of query measure $\mu$ and context $\nu$: $\pi=e^{A+f\oplus g}\mu\otimes\nu$.
+    r"""Couplings of $\mu$ and $\nu$, $\pi=e^{A+f\oplus g}\,\mu\otimes\nu$ [B, coupling].
 
-    [B, coupling] $\pi$ minimises $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with
-    $c=-\varepsilon A$ among all couplings. One step is $f=-\log\int e^{A+g}d\nu$, then
-    $g=-\log\int e^{A+f}d\mu$. Rows are normalised last, hence exact; what is left is the error of
-    the columns.
+    $\mu$ is the measure of the queries, $\nu$ the context. Among all couplings, $\pi$ minimises
+    $\int c\,d\pi+\varepsilon\,\mathrm{KL}(\pi|\mu\otimes\nu)$ with $c=-\varepsilon A$. One step is
+    $f=-\log\int e^{A+g}d\nu$, then $g=-\log\int e^{A+f}d\mu$. Rows are normalised last, hence
+    exact; the error that remains is that of the columns.
 
     Either a tolerance or a number of steps is given:
 
     - `Sinkhorn(tol=1e-6)` runs until the error in L1 is below `tol`, accelerated; its gradients
-      are implicit, so memory does not grow with the steps. If it fails, it says so in a warning
-      and in `converged`. In float32, where rounding of the scores leaves an error of about
+      are implicit, so memory does not grow with the steps. If it fails, it warns, and `converged`
+      is False. In float32, where rounding of the scores leaves an error of about
       $10^{-8}$ times their range, a smaller `tol` makes it compute in float64.
     - `Sinkhorn(steps=20)` takes plain steps and never waits for the device. Gradients go through
       the steps. Zero steps is `Softmax`.
@@ -54,7 +54,8 @@ class Sinkhorn(Normaliser):
         max_steps: steps after which it gives up.
         steps: number of plain steps instead.
         slack: $\rho$ or a pair $(\rho_\mu,\rho_\nu)$, in units of cost: marginals are not
-            prescribed but pulled by $\rho\,\mathrm{KL}(\pi_1|\mu)$; infinite for prescribed.
+            prescribed, but $\rho\,\mathrm{KL}(\pi_1|\mu)$ is added to the objective; infinite for
+            a prescribed one.
             The result is a plan without certified marginals (unbalanced transport).
         anneal: whether to begin at high temperature.
         accelerate: whether to mix steps by Anderson's method, safeguarded.
@@ -94,6 +95,11 @@ class Sinkhorn(Normaliser):
             check_number("slack", slack)
         if self.memory is not None and not (isinstance(self.memory, int) and self.memory >= 0):
             raise ValueError(f"`memory` must be a number of bytes, or None, got {self.memory!r}.")
+
+    @property
+    def to_tolerance(self) -> bool:  # type: ignore[override]
+        """Whether it runs to a tolerance instead of a number of steps."""
+        return self.steps is None
 
     @property
     def _slacks(self) -> tuple[float, float]:
@@ -159,7 +165,8 @@ class Sinkhorn(Normaliser):
         """The plan of a potential on the keys: $f$ follows by half a step."""
 
         def extension(others: Scores, log_a: Tensor | None) -> Coupling | Masses:
-            dtype, others = others.dtype, others.to(g.dtype)
+            dtype = others.dtype
+            others = others if dtype == g.dtype else others.to(g.dtype)
             log_a = weights_or_ones(log_a, problem.log_b, others.shape)
             there = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
             return self._plan(others, there, g, steps, dtype)

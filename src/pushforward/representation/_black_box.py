@@ -1,80 +1,277 @@
-"""Maps between measures that are only called: what goes in, what comes out."""
+r"""Maps that are only called, and where they send a small mass.
+
+`BlackBox` is what the search for discontinuities needs: `images`, for many (measure, point, mass)
+at once. `MapBox` is a map between measures, and serves recovery, characterisation and audits.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind
+from ..flows import Euclidean, Manifold
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
+from ._errors import BlackBoxError, call_model
+from ._probes import Decode, Excess
+from ._small_mass import default_eta, richardson
 
 
-class BlackBoxError(RuntimeError):
-    """A map that did not behave as one between measures."""
+class BlackBox(ABC):
+    """Finds the image of a small mass put at a point."""
+
+    batched: bool
+    """Whether many images take hardly longer than one."""
+    differentiable: bool
+    """Whether images have gradients."""
+
+    @abstractmethod
+    def images(
+        self,
+        atoms: Float[Tensor, "c n d"],
+        log_weights: Float[Tensor, "c n"],
+        x: Float[Tensor, "c d"],
+        eta: Float[Tensor, " c"],
+    ) -> Float[Tensor, "c e"]:
+        r"""Where the mass $\eta$ at each $x$ goes in each measure; NaN where that is not known.
+
+        Args:
+            atoms: of the measures.
+            log_weights: of the measures, normalised.
+            x: the points.
+            eta: the masses.
+        """
 
 
-def as_measure_map(f: MeasureMap | InContextMap) -> MeasureMap:
-    """The push-forward of an in-context map, or the function itself."""
-    if isinstance(f, InContextMap):
-        return f.push
-    if not callable(f):
-        raise TypeError(f"`f` must map a Measure to a Measure, got {type(f).__name__}.")
-    return f
+class MapBox(BlackBox):
+    """A map between measures that is only called.
 
+    Given an example, the map is prepared for comparisons of its images. An in-context map of
+    lower precision becomes the same formula in float64, if it can; images on a sphere or a torus
+    are embedded, so that points near each other have coordinates near each other; and whether it
+    takes batches and has gradients is tried on the example. Without one it is called as it is.
 
-def guarded(f: MeasureMap) -> MeasureMap:
-    """The map with all that it raises turned into one kind of error."""
+    Args:
+        f: a function of a measure to a measure, one at a time; or an in-context map.
+        example: a measure that the map takes.
 
-    def call(mu: Measure) -> Measure:
-        try:
-            return f(mu)
-        except Exception as error:
-            first = (str(error).splitlines() or [""])[0][:200]
-            raise BlackBoxError(f"it raised {type(error).__name__}: {first}") from error
-
-    return call
-
-
-def called(f: MeasureMap, mu: Measure) -> Measure:
-    """What a black box makes of a measure, normalised; an error if that is no measure."""
-    out = f(mu)
-    if not isinstance(out, Measure):
-        raise BlackBoxError(f"The map returned {type(out).__name__}, not a Measure.")
-    if out.batch_shape:
-        raise BlackBoxError(f"The map returned a batch of measures, {out.batch_shape}.")
-    live = out.log_weights > -torch.inf
-    good = (out.atoms.isfinite().all(-1) | ~live).all() & live.any()
-    if not bool(good & (out.log_weights < torch.inf).all()):
-        raise BlackBoxError("The map returned NaN or infinity.")
-    return out.strip().normalise()
-
-
-def check_single(mu: Measure) -> None:
-    """Raise unless `mu` is one measure."""
-    check_kind("mu", mu, Measure, "Points become one with `pf.Measure(points)`.")
-    if mu.batch_shape:
-        raise ValueError(f"`mu` must be one measure, got a batch {mu.batch_shape}: take `mu[k]`.")
-
-
-def masses(mu: Measure) -> np.ndarray:
-    """The weights as numbers."""
-    return mu.weights.detach().double().cpu().numpy()
-
-
-def with_probe(mu: Measure, x: Tensor, eta: float) -> tuple[Measure, int]:
-    r"""$(1-\eta)\mu+\eta\delta_x$ with $\mu$ normalised, and which atom carries $x$.
-
-    A point of the support gets the mass on top of its own.
+    Examples:
+        >>> box = pf.representation.MapBox(lambda mu: mu.push(lambda x: 2 * x))
+        >>> mu = pf.Measure(torch.tensor([[1.0], [2.0]]).double())
+        >>> box.push(mu).atoms.flatten(), box.answer(mu, mu.atoms[:1]).round(decimals=6)
+        (tensor([2., 4.], dtype=torch.float64), tensor([[2.]], dtype=torch.float64))
     """
-    mu = mu.strip().normalise()
-    at = (mu.atoms == x).all(-1).nonzero()
-    old = mu.log_weights + torch.log1p(torch.tensor(-eta, dtype=mu.log_weights.dtype))
-    extra = torch.full_like(old[:1], eta).log()
-    if len(at):
-        k = int(at[0])
-        more = torch.logaddexp(old[k : k + 1], extra)
-        return Measure.unchecked(mu.atoms, torch.cat([old[:k], more, old[k + 1 :]]), mu.times), k
-    atoms = torch.cat([mu.atoms, x[None]])
-    return Measure.unchecked(atoms, torch.cat([old, extra])), mu.n
+
+    def __init__(self, f: MeasureMap | InContextMap, example: Measure | None = None):
+        if not callable(f):
+            raise TypeError(f"`f` must map a Measure to a Measure, got {type(f).__name__}.")
+        self.gamma = f if isinstance(f, InContextMap) else None
+        """The in-context map, None if all that is known is a function of measures."""
+        self.manifold = _manifold(f)
+        """Where its points lie."""
+        self.dtype: torch.dtype | None = None
+        """The dtype of the measures it is called with; None: that of the measure."""
+        self._example: Measure | None = None
+        self._embeds = example is not None
+        if example is not None:
+            self.dtype = example.dtype
+            if self.gamma is not None:
+                self.gamma, self.dtype = _in_float64(self.gamma, example)
+            example = example.to(self.dtype)  # without times, as `images` has none
+            self._example = Measure.unchecked(example.atoms, example.log_weights)
+        self._f: MeasureMap = f if self.gamma is None else self.gamma.push
+
+    def push(self, mu: Measure) -> Measure:
+        """The image of a measure: checked, without atoms of no mass, normalised.
+
+        Raises:
+            CallRejected: if the map raises an exception.
+            BlackBoxError: if the result is no measure, a batch of them, or not finite.
+        """
+        out = call_model(self._f, mu if self.dtype is None else mu.to(self.dtype))
+        if not isinstance(out, Measure):
+            raise BlackBoxError(f"The map returned {type(out).__name__}, not a Measure.")
+        if out.batch_shape:
+            raise BlackBoxError(f"The map returned a batch of measures, {out.batch_shape}.")
+        positive = out.log_weights > -torch.inf
+        good = (out.atoms.isfinite().all(-1) | ~positive).all() & positive.any()
+        if not bool(good & (out.log_weights < torch.inf).all()):
+            raise BlackBoxError("The map returned NaN or infinity.")
+        return self._embedded(out).strip().normalise()
+
+    def answer(self, mu: Measure, x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
+        r"""Where the points $x$ go in the context $\mu$: $G(\mu,x)$.
+
+        Of an in-context map its own value. Of any other map it is recovered from the images of
+        small masses, as `recover` does.
+
+        Raises:
+            NotRecovered: if the images of small masses do not show it.
+        """
+        if self.gamma is not None:
+            queries = Measure(x) if self.gamma.paired else x
+            times = None if mu.times is None else mu.times.amax().expand(len(x))
+            y = call_model(self.gamma, mu, queries, times)
+            return self.manifold.embed(y) if self._embeds else y
+        eta, probe = default_eta(mu), Excess(fallback=Decode())
+        image = lambda point: lambda mass: probe.image(self.push, mu, point, mass)
+        return torch.stack([richardson(image(point), eta) for point in x])
+
+    def images(
+        self,
+        atoms: Float[Tensor, "c n d"],
+        log_weights: Float[Tensor, "c n"],
+        x: Float[Tensor, "c d"],
+        eta: Float[Tensor, " c"],
+    ) -> Float[Tensor, "c e"]:
+        points = torch.cat([atoms, x[:, None]], 1)
+        masses = torch.cat([log_weights + torch.log1p(-eta)[:, None], eta.log()[:, None]], 1)
+        probed = Measure.unchecked(points, masses)
+        if self.batched:
+            return _with_mass(self._same_kind(probed), eta)
+        return torch.stack([self._image(mu, e) for mu, e in zip(probed, eta, strict=True)])
+
+    @cached_property
+    def batched(self) -> bool:  # type: ignore[override]
+        """Whether two measures in one call give what they give one by one."""
+        mu = self._example
+        if mu is None:
+            return False
+        other = Measure.unchecked(mu.atoms.flip(-2) * 0.9, mu.log_weights.flip(-1))
+        try:
+            with torch.no_grad():
+                both = self._same_kind(Measure.stack([mu, other]))
+                each = [self.push(m) for m in (mu, other)]
+        except RuntimeError:  # also what the map raised: it does not take batches
+            return False
+        return both.n == each[0].n == each[1].n and all(
+            torch.allclose(a, b.atoms, rtol=1e-9, atol=1e-12)
+            for a, b in zip(both.atoms, each, strict=True)
+        )
+
+    @cached_property
+    def differentiable(self) -> bool:  # type: ignore[override]
+        """Whether images have finite gradients in the atoms."""
+        if self._example is None:
+            return False
+        try:
+            with torch.enable_grad():
+                atoms = self._example.atoms.detach().clone().requires_grad_()
+                mu = Measure.unchecked(atoms, self._example.log_weights.detach())
+                out = self._embedded(call_model(self._f, mu))
+                (slope,) = torch.autograd.grad(out.atoms.square().sum(), atoms)
+            return bool(slope.isfinite().all())
+        except RuntimeError:  # also what the map raised
+            return False
+
+    @cached_property
+    def _image_dim(self) -> int | None:
+        return None if self._example is None else self.push(self._example).dim
+
+    def _embedded(self, out: Measure) -> Measure:
+        if not self._embeds or self.manifold == Euclidean():
+            return out
+        return out.moved(self.manifold.embed(out.atoms))
+
+    def _same_kind(self, mu: Measure) -> Measure:
+        """The image of one measure or of a batch; an error if it has another shape."""
+        out = call_model(self._f, mu)
+        if not isinstance(out, Measure) or out.batch_shape != mu.batch_shape:
+            raise BlackBoxError(f"For {mu} it returned {out}, not one measure for each.")
+        out = self._embedded(out)
+        if self._image_dim is not None and out.dim != self._image_dim:
+            raise BlackBoxError(
+                f"the dimension of its images varies: {self._image_dim}, {out.dim}"
+            )
+        return out
+
+    def _image(self, mu: Measure, eta: Tensor) -> Tensor:
+        """Where the last atom of a measure goes."""
+        out = self._same_kind(mu)
+        y = _with_mass(Measure.unchecked(out.atoms[None], out.log_weights[None]), eta[None])[0]
+        if bool(y.isfinite().all()):
+            return y
+        before = Measure.unchecked(mu.atoms[:-1], mu.log_weights[:-1])
+        try:
+            return Excess().image(self.push, before, mu.atoms[-1], float(eta))
+        except BlackBoxError:
+            return torch.full_like(y, torch.nan)
+
+
+def _with_mass(out: Measure, eta: Tensor) -> Tensor:
+    """The one atom of each measure that has the given mass, NaN if there are none or several."""
+    log_weights = out.log_weights - out.log_weights.logsumexp(-1, keepdim=True)
+    has_mass = (log_weights - eta.log()[:, None]).abs() < 1e-3
+    index = has_mass.to(torch.int8).argmax(-1)
+    y = out.atoms.gather(1, index[:, None, None].expand(-1, 1, out.dim))[:, 0]
+    return torch.where((has_mass.sum(-1) == 1)[:, None], y, torch.nan)
+
+
+def _manifold(f: object) -> Manifold:
+    """The manifold of an in-context map or of a field inside it."""
+    if not isinstance(f, InContextMap):
+        return Euclidean()
+    manifolds = [getattr(part, "manifold", Euclidean()) for part in f.modules()]
+    return next((m for m in manifolds if m != Euclidean()), Euclidean())
+
+
+def _in_float64(gamma: InContextMap, mu: Measure) -> tuple[InContextMap, torch.dtype]:
+    """The same formula in float64 and its dtype; as it is if it cannot be converted."""
+    tensors = [*gamma.parameters(), *gamma.buffers()]
+    own = next((t.dtype for t in tensors if t.is_floating_point()), mu.dtype)
+    if own == torch.float64:
+        return gamma, mu.dtype
+    try:
+        wide = copy.deepcopy(gamma).double()
+        with torch.no_grad():
+            wide.push(mu.to(torch.float64))
+    except Exception:  # it cannot compute in float64: it is called as it is
+        return gamma, mu.dtype
+    return wide, torch.float64
+
+
+def near(a: Tensor, b: Tensor) -> bool:
+    """Whether outputs agree up to rounding, which threads and shapes may change."""
+    if a.shape != b.shape:
+        return False
+    size = float(b.abs().max())
+    return bool((a - b).abs().max() <= 256 * torch.finfo(b.dtype).eps * size)
+
+
+def why_unusable(
+    call: Callable[[Measure], Tensor | Measure], mu: Measure, other: Measure, seed: int = 0
+) -> str | None:
+    """Why nothing can be concluded from a map: it fails, it is random, or it keeps state.
+
+    Args:
+        call: the outputs of the map in a context.
+        mu: a context.
+        other: another one.
+        seed: of random numbers that the map may draw.
+    """
+
+    def outputs(luck: int) -> Tensor:
+        torch.manual_seed(luck)
+        out = call(mu)
+        return out.atoms if isinstance(out, Measure) else out
+
+    devices = [mu.device] if mu.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            first = outputs(seed)
+            if not near(first, outputs(seed)):
+                return "it keeps state: a second call gives another output"
+            if not near(first, outputs(seed + 1)):
+                return "it is random: two calls on the same context differ"
+            call(other)
+            if not near(first, outputs(seed)):
+                return "it keeps state: a call changes the output of a later one"
+        except BlackBoxError as error:
+            return str(error)
+    return None

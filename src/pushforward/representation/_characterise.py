@@ -1,55 +1,79 @@
-r"""What kind of map is it? Theorem 1 for a black box.
+r"""What kind of map is it? [A, Thm. 1] for a black box.
 
 A continuous map $f$ between measures is the push-forward by a continuous in-context map,
 $f(\mu)=G(\mu,\cdot)_\sharp\mu$, exactly when (B1) it preserves supports and (B2) the regular part
-of its derivative is uniformly continuous. Both can be refuted from outside, neither proved.
+of its derivative is uniformly continuous. Both can be refuted by calling $f$; neither can be
+proved that way.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from .._tools.checks import check_callable, check_seed, check_sizes
 from .._tools.output import bar
-from ..maps import Euclidean, InContextMap
+from ..distances import wasserstein
+from ..flows import Euclidean
+from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._black_box import BlackBoxError, guarded, with_probe
-from ._measure_maps import Witness, draw, insane, wrong_for_measures, wrong_masses
-from ._views import embedded, manifold_of, widened
+from ._black_box import MapBox, why_unusable
+from ._errors import BlackBoxError
+from ._measure_maps import Witness, change_by_rewriting, mass_residual
+from ._small_mass import add_mass
 from .continuity import (
     PRECISION,
-    BlackBox,
     Box,
     Continuity,
-    Herd,
     Law,
+    Moves,
     Pair,
+    Response,
     Search,
-    Ticker,
     continuity,
-    quotient,
+    measured,
     steepest,
 )
-from .zoo import DISCONTINUOUS, IN_CONTEXT, NO_MEASURE_MAP, SPLITS
-
-UNKNOWN = "could not be characterised"
 
 TICKS = 40
-"""Scales of the search, of the closer look, and starts of the search for a steep pair."""
+"""Steps of the progress bar: distances of the search and of the zoom, and starts of `steepest`."""
+
+REPEATS = 3
+"""How often it is tested that the map can be called and gives the same result again."""
+
+
+class Verdict(Enum):
+    """What kind of map between measures a map is; `str` of it is the sentence."""
+
+    IN_CONTEXT = "in-context map (not refuted)"
+    NOT_A_MEASURE_MAP = "not a measure map"
+    SPLITS_ATOMS = "splits or re-weights atoms (B1)"
+    NOT_CONTINUOUS = "no continuous in-context map (B2)"
+    UNKNOWN = "could not be characterised"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a map of this kind is no continuous in-context map."""
+        return self not in (Verdict.IN_CONTEXT, Verdict.UNKNOWN)
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
-    """What is known of a Lipschitz constant in $W_1$.
+class LipschitzBounds:
+    """Bounds of a Lipschitz constant in $W_1$.
 
     Args:
-        lower: seen on a pair of measures.
-        upper: certain, infinite if no formula says so.
-        radius: of the ball around the origin that this is about.
+        lower: the largest quotient found on a pair of measures.
+        upper: certified by a formula; infinite if there is none.
+        radius: of the ball around the origin on which they hold.
         pair: the measures that show the lower bound.
     """
 
@@ -61,21 +85,24 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Characterisation:
-    """The answer, with all that was seen.
+    """What kind of map it is, with the evidence.
 
     Args:
         verdict: what kind of map it is.
-        witness: measures that show it, None if nothing was refuted.
-        lipschitz: what is known of its Lipschitz constant, None where it was not looked for.
-        deviation: the worst change by another way to write a measure, 1 being allowed.
+        reason: why that is unknown, if it is.
+        witness: measures that refute it, None if nothing was refuted.
+        lipschitz: bounds of its Lipschitz constant, None if the tests ended before.
+        deviation: the largest change when a measure is written in another way, in units of the
+            tolerance.
         residual: the largest distance of an output mass from the sums of input masses.
-        continuity: what the search for a discontinuity saw.
-        seed: of all that was random.
+        continuity: the result of the search for a jump.
+        seed: of all random numbers.
     """
 
-    verdict: str
+    verdict: Verdict
+    reason: str = ""
     witness: Witness | None = None
-    lipschitz: Constant | None = None
+    lipschitz: LipschitzBounds | None = None
     deviation: float = math.nan
     residual: float = math.nan
     continuity: Continuity | None = None
@@ -84,23 +111,22 @@ class Characterisation:
     @property
     def refuted(self) -> bool:
         """Whether it is no continuous in-context map."""
-        return self.verdict in (NO_MEASURE_MAP, SPLITS, DISCONTINUOUS)
+        return self.verdict.refuted
 
     def __str__(self) -> str:
-        lines = [self.verdict]
+        lines = [f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)]
         if self.witness is not None:
             draws = "" if self.witness.drawn else " (on a measure that is no draw of the law)"
             lines.append(f"  because {self.witness.what}{draws}")
         if self.continuity is not None:
             c = self.continuity
             lines.append(
-                f"  gaps fall as h^{1 - c.exponent:.2f} (standard error {c.error:.2f}), looked at "
+                f"  gaps fall as h^{1 - c.exponent:.2f} (standard error {c.error:.2f}), tested "
                 f"down to h = {c.smallest[0]:.0e}, eta = {c.smallest[1]:.0e}"
             )
             if c.holder:
-                lines.append(f"  looks Hoelder continuous, of exponent {1 - c.exponent:.2f}")
-            for eta, steep in c.table:
-                lines.append(f"  K({eta:.0e}) = {steep:.3g}")
+                lines.append(f"  as of a Hölder continuous map of exponent {1 - c.exponent:.2f}")
+            lines += [f"  K({eta:.0e}) = {steep:.3g}" for eta, steep in c.table]
         if self.lipschitz is not None:
             k = self.lipschitz
             upper = "no bound is certified" if math.isinf(k.upper) else f"at most {k.upper:.4g}"
@@ -114,108 +140,189 @@ class Characterisation:
 def characterise(
     f: MeasureMap | InContextMap,
     law: Law,
-    dim: int,
     *,
+    size: int = 12,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Characterisation:
-    r"""Say what kind of map between measures a black box is.
+    r"""Determine what kind of map between measures a black box is [A, Thm. 1].
 
-    In this order: whether it can be called at all; whether it depends on the measure alone, not on
-    how it is written; whether it keeps masses together (B1); whether a small mass can be made to
-    jump (B2). The first that fails is the verdict. An in-context map with a certified Lipschitz
-    bound cannot fail the last.
+    Tested in this order: can it be called, and does it give the same result again; does it depend
+    on the measure alone, not on how it is written; does it preserve supports (B1); does a small
+    mass jump (B2). The first test that fails is the verdict. An in-context map with a certified
+    Lipschitz bound cannot fail the last one.
 
     Args:
         f: `Measure` to `Measure`, one at a time; or an in-context map.
-        law: `law(generator)` draws a measure of the kind you care about.
-        dim: of its points.
-        seed: of all that is random.
-        progress: whether to show a bar; by default at a terminal, for what takes over a second.
+        law: `law(n, generator)` draws a measure of `n` atoms, of the kind you care about.
+        size: `n`, the atoms of a draw.
+        seed: of all random numbers.
+        progress: whether to show a bar; by default at a terminal, after a second.
 
     Examples:
-        >>> law = lambda g: pf.Measure(2 * torch.rand(6, 2, generator=g).double() - 1)
-        >>> report = pf.characterise(pf.representation.zoo.bayes, law, dim=2)
-        >>> report.verdict
-        'splits or re-weights atoms (B1)'
+        >>> law = lambda n, g: pf.Measure(2 * torch.rand(n, 2, generator=g).double() - 1)
+        >>> report = pf.characterise(pf.representation.zoo.bayes, law, size=6)
+        >>> print(report.verdict)
+        splits or re-weights atoms (B1)
     """
-    check_sizes(dim=dim)
+    check_sizes(size=size)
     check_seed(seed)
-    check_callable("law", law, "a function that draws a Measure, `law(generator)`")
+    check_callable("law", law, "a function that draws a Measure, `law(n, generator)`")
+    example = _draw(law, size, torch.Generator().manual_seed(0))
+    box = MapBox(f, example)
     generator = torch.Generator().manual_seed(seed)
-    mu = draw(law, torch.Generator().manual_seed(0), dim)
-    f, dtype = widened(f, mu)
-    given, law = law, lambda g: given(g).to(dtype)
-    call = guarded(embedded(f))
-    with torch.no_grad(), bar("characterise", TICKS, progress) as tick:
-        reason = insane(call, law, generator, dim)
-        if reason is not None:
-            return Characterisation(f"{UNKNOWN}: {reason}", seed=seed)
+
+    def cast(n: int, g: torch.Generator) -> Measure:
+        return _draw(law, n, g, example.dim).to(example.dtype if box.dtype is None else box.dtype)
+
+    with torch.no_grad(), bar("characterise", TICKS, progress) as show:
+        ticks = count(1)
         try:
-            return _characterise(f, call, law, dim, seed, generator, Ticker(tick))
+            report = _tested(box, cast, size, generator, lambda: show(next(ticks)))
         except BlackBoxError as error:
-            return Characterisation(f"{UNKNOWN}: {error}", seed=seed)
+            report = Characterisation(Verdict.UNKNOWN, str(error))
+    return replace(report, seed=seed)
 
 
-def _characterise(f, call, law, dim, seed, generator, tick) -> Characterisation:
-    deviation, witness = wrong_for_measures(call, law, generator, dim)
+def _draw(law: Law, n: int, generator: torch.Generator, dim: int | None = None) -> Measure:
+    """One measure of a law, of the same dimension as the others."""
+    try:
+        mu = law(n, generator)
+    except TypeError as error:
+        raise TypeError(
+            f"`law` must take a number of atoms and a generator, `law(n, generator)`: {error}"
+        ) from error
+    if not isinstance(mu, Measure):
+        raise TypeError(
+            f"`law(n, generator)` must return a Measure, got {type(mu).__name__}. Points become "
+            "one with `pf.Measure(points)`."
+        )
+    if mu.batch_shape or mu.dim != (dim or mu.dim):
+        raise ValueError(f"`law` must draw single measures of one dimension, got {mu}.")
+    return mu.strip().normalise()
+
+
+def _tested(
+    box: MapBox, law: Law, size: int, generator: torch.Generator, tick: Callable[[], None]
+) -> Characterisation:
+    """All tests, in their order."""
+    draw = lambda: law(size, generator)
+    reason = _why_unusable(box, draw)
+    if reason is not None:
+        return Characterisation(Verdict.UNKNOWN, reason)
+    deviation, witness = change_by_rewriting(box, draw, generator)
     if witness is not None:
-        return Characterisation(NO_MEASURE_MAP, witness, None, deviation, seed=seed)
-    residual, witness = wrong_masses(call, law, generator, dim)
+        return Characterisation(Verdict.NOT_A_MEASURE_MAP, "", witness, deviation=deviation)
+    residual, witness = mass_residual(box, draw, generator)
+    known = Characterisation(Verdict.UNKNOWN, deviation=deviation, residual=residual)
     if witness is not None:
-        return Characterisation(SPLITS, witness, None, deviation, residual, seed=seed)
-    draws = [draw(law, generator, dim) for _ in range(8)]
-    box = Box.around(torch.cat([mu.atoms for mu in draws]), manifold_of(f))
-    if not box.size > 0:
-        return Characterisation(
-            f"{UNKNOWN}: all draws of the law are one point", None, None, deviation, residual,
-            seed=seed,
-        )  # fmt: skip
-    upper = _certified(f, box.radius)
-    search = Search(BlackBox(call, draws[0]), law, box, generator, tick)
-    precision = PRECISION.get(draws[0].dtype, PRECISION[torch.float32])
-    noise = 64 * torch.finfo(draws[0].dtype).eps * max(1.0, box.size)
-    found = continuity(search, precision, box.size, noise)
-    herd, h, _ = found.witness
-    ends = [end[0] for end in search.ends(herd, h)]
-    pairs = [steepest(call, law, box, generator, tick), *_seen(call, herd, ends)]
-    pair = max((p for p in pairs if p is not None), key=lambda p: p.ratio, default=None)
-    constant = Constant(0.0 if pair is None else pair.ratio, upper, box.radius, pair)
-    refuted = found.refuted and math.isinf(upper)
-    if refuted and draws[0].dtype != torch.float64:
-        name = str(draws[0].dtype).removeprefix("torch.")
-        return Characterisation(
-            f"{UNKNOWN}: it jumps, or is steeper than {found.slope:.2g}, and {name} cannot tell; "
-            "give it float64",
-            _jump(found, ends), constant, deviation, residual, found, seed,
-        )  # fmt: skip
-    verdict = DISCONTINUOUS if refuted else IN_CONTEXT
-    witness = _jump(found, ends) if refuted else None
-    return Characterisation(verdict, witness, constant, deviation, residual, found, seed)
+        return replace(known, verdict=Verdict.SPLITS_ATOMS, witness=witness)
+    points = torch.cat([draw().atoms for _ in range(8)])
+    region = Box.around(points, box.manifold)
+    if not region.size > 0:
+        return replace(known, reason="all draws of the law are one point")
+    search = Search(box, law, size, region, generator, tick)
+    precision = PRECISION.get(points.dtype, PRECISION[torch.float32])
+    found = continuity(search, precision)
+    bounds = _bounds(box, search, found)
+    known = replace(known, lipschitz=bounds, continuity=found)
+    if not found.refuted or bounds.upper < math.inf:
+        return replace(known, verdict=Verdict.IN_CONTEXT)
+    known = replace(known, witness=_jump(search, found))
+    if points.dtype == torch.float64:
+        return replace(known, verdict=Verdict.NOT_CONTINUOUS)
+    name = str(points.dtype).removeprefix("torch.")
+    return replace(
+        known,
+        reason=f"it jumps, or is steeper than {found.slope:.2g}, which {name} cannot distinguish; "
+        "use float64",
+    )
 
 
-def _certified(f: object, radius: float) -> float:
-    if not isinstance(f, InContextMap):
-        return math.inf
-    if manifold_of(f) != Euclidean():  # those hold on the manifold only
+def _why_unusable(box: MapBox, draw: Callable[[], Measure]) -> str | None:
+    """Why nothing can be concluded from the map's values, None if something can."""
+    dims = set()
+    for _ in range(REPEATS):
+        mu, other = draw(), draw()
+        reason = why_unusable(box.push, mu, other)
+        if reason is not None:
+            return reason
+        dims.add(box.push(mu).dim)
+    if len(dims) > 1:
+        return f"the dimension of its images varies: {sorted(dims)}"
+    return None
+
+
+def _bounds(box: MapBox, search: Search, found: Continuity) -> LipschitzBounds:
+    """The certified bound, and the steepest pair of two searches."""
+    region, generator = search.box, search.generator
+    response = _image_distance(box)
+    starts = [(mu, None) for mu in _starts(search)]
+    moves = Moves(weights=True)
+    pairs: list[Pair | None] = [
+        *steepest(response, starts, region, generator, moves=moves, tick=search.tick)
+    ]
+    # The widest gap of the other search as pairs of measures, with several masses at the point.
+    mu, ends = _witness_pair(search, found)
+    for eta in (0.5, 0.1, 1e-2, 1e-3):
+        first, second = (add_mass(mu, x, eta)[0] for x in ends)
+        pairs.append(measured(response, first, second))
+    shown = [pair for pair in pairs if pair is not None and pair.response > 0]
+    pair = max(shown, key=lambda p: p.ratio, default=None)
+    upper = _certified(box, region.radius)
+    return LipschitzBounds(0.0 if pair is None else pair.ratio, upper, region.radius, pair)
+
+
+def _image_distance(box: MapBox) -> Response:
+    """$W_1$ of the images of two measures, less what rounding may add to it."""
+
+    def response(mu: Measure, nu: Measure, x: Tensor | None) -> Tensor:
+        a, b = box.push(mu), box.push(nu)
+        size = max(float(m.atoms.detach().abs().max()) for m in (mu, a, b))
+        return wasserstein(a, b) - 64 * torch.finfo(mu.dtype).eps * size
+
+    return response
+
+
+def _starts(search: Search) -> list[Measure]:
+    """Draws of the law, and measures at which attention is known to be steep.
+
+    Those have one atom far out and all others half way: the distant atom takes most of the
+    attention, and a small move of it moves the images of all others.
+    """
+    region, generator = search.box, search.generator
+    drawn = [search.law(search.size, generator).strip().normalise() for _ in range(4)]
+    n, d, dtype = drawn[0].n, drawn[0].dim, drawn[0].dtype
+    steep = []
+    for _ in range(2):
+        u = torch.randn(d, generator=generator, dtype=torch.float64)
+        far = (region.high - region.low) / 2 * (u / u.abs().max()).to(region.low)
+        shares = torch.cat([torch.ones(1, 1), torch.full((max(1, n - 1), 1), 0.5)]).to(far)
+        steep.append(Measure(((region.low + region.high) / 2 + far * shares).to(dtype)))
+    return drawn + steep
+
+
+def _certified(box: MapBox, radius: float) -> float:
+    """The Lipschitz bound that the formula of an in-context map gives, infinite without one."""
+    # Bounds of maps on a manifold hold on the manifold only, and the search may leave it.
+    if box.gamma is None or box.manifold != Euclidean():
         return math.inf
     try:
-        return f.lipschitz(radius).measure
+        return box.gamma.lipschitz(radius).measure
     except NotImplementedError:
         return math.inf
 
 
-def _seen(call: MeasureMap, herd: Herd, ends: list[Tensor]) -> list[Pair | None]:
-    """The steepest place of the search as pairs of measures, with a point of several masses."""
-    mu = Measure.unchecked(herd.atoms[0], herd.logs[0])
-    with_mass = lambda eta: (with_probe(mu, x, eta)[0] for x in ends)
-    return [quotient(call, *with_mass(eta)) for eta in (0.5, 0.1, 1e-2, 1e-3)]
+def _witness_pair(search: Search, found: Continuity) -> tuple[Measure, list[Tensor]]:
+    """The context and the two points of the steepest gap."""
+    candidate = found.witness.candidate
+    mu = Measure.unchecked(candidate.atoms[0], candidate.log_weights[0])
+    return mu, [end[0] for end in search.ends(candidate, found.witness.h)]
 
 
-def _jump(found: Continuity, ends: list[Tensor]) -> Witness:
-    herd, h, eta = found.witness
-    mu = Measure.unchecked(herd.atoms[0], herd.logs[0])
+def _jump(search: Search, found: Continuity) -> Witness:
+    gap, (mu, ends) = found.witness, _witness_pair(search, found)
     return Witness(
-        f"a mass of {eta:.0e} that moves by {h:.1e} has its image move by {float(herd.gap):.2g}",
-        mu, None, ends[0], ends[1], eta, bool(herd.drawn[0]),
+        f"a mass of {gap.eta:.0e} that moves by {gap.h:.1e} has its image move by {gap.gap:.2g}",
+        mu, None, ends[0], ends[1], gap.eta, bool(gap.candidate.drawn[0]),
     )  # fmt: skip

@@ -7,8 +7,8 @@ $$\tfrac1\varepsilon\langle f(\mu_\varepsilon)-f(\mu),\psi\rangle\ \to\
   \underbrace{\int\nabla\psi(G(\mu,y))\cdot\partial_\mu G(\mu,y)[\delta_x]\,d\mu(y)
   }_{\text{irregular}}.$$
 
-The irregular part vanishes for $\psi$ that is constant near the images of $\mu$; so the regular
-part is what such test functions see (Definition 4), and it is $G$ itself for coordinates (eq. 44).
+The irregular part vanishes if $\psi$ is constant near the images of $\mu$. The regular part is the
+derivative for such test functions [A, Def. 4]; for coordinates it is $G$ itself [A, eq. 44].
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from torch import Tensor
 from .._tools.checks import check_kind, check_shape, check_share
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._black_box import as_measure_map, called, check_single, with_probe
-from ._probes import apart, flattened
+from ._black_box import MapBox
+from ._probes import flattened, separating_radius
+from ._small_mass import add_mass, check_single, richardson
 
-Test = Callable[[Tensor], Tensor]
-"""A test function of points `(m, e)`, with one or several values each."""
+TestFunction = Callable[[Tensor], Tensor]
+"""A function of points `(m, e)`, with one or several values for each."""
 
 ETA = {torch.float32: 1e-2, torch.float64: 1e-5}
-"""Masses at which truncation and rounding of a quotient balance."""
+"""Masses at which the truncation error and the rounding error of a quotient balance."""
 
 
 class Extension(ABC):
-    """How a map of probabilities acts on measures of other masses."""
+    """How a map of probability measures is extended to positive measures of any mass."""
 
     @abstractmethod
     def quotient(self, after: Tensor, before: Tensor, eta: float) -> Tensor:
         r"""$\frac1\varepsilon\langle f(\mu+\varepsilon\delta_x)-f(\mu),\psi\rangle$.
 
         Args:
-            after: the integral against $f$ of the normalised sum.
-            before: the integral against $f(\mu)$.
+            after: $\langle f(\mu_\eta),\psi\rangle$, where $\mu_\eta$ is
+                $\mu+\varepsilon\delta_x$ normalised.
+            before: $\langle f(\mu),\psi\rangle$.
             eta: $\varepsilon/(1+\varepsilon)$.
         """
 
@@ -52,8 +54,7 @@ class Extension(ABC):
 class MassPreserving(Extension):
     r"""$f(c\mu)=c\,f(\mu)$: the regular part of the derivative is $\psi(G(\mu,x))$."""
 
-    def quotient(self, after, before, eta):
-        """Of integrals against measures of mass one."""
+    def quotient(self, after: Tensor, before: Tensor, eta: float) -> Tensor:
         return (after - (1 - eta) * before) / eta
 
 
@@ -61,18 +62,18 @@ class MassPreserving(Extension):
 class ProbabilityValued(Extension):
     r"""$f(c\mu)=f(\mu)$: the regular part is $\psi(G(\mu,x))-\langle f(\mu),\psi\rangle$."""
 
-    def quotient(self, after, before, eta):
-        """Of integrals against measures of mass one."""
+    def quotient(self, after: Tensor, before: Tensor, eta: float) -> Tensor:
         return (after - before) * ((1 - eta) / eta)
 
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-    """A derivative in the direction of a point mass, and its two parts.
+    r"""A derivative in the direction of a point mass, in two parts.
 
     Args:
-        regular: what test functions that are constant near the images see.
-        irregular: the rest, by which the images of the context move.
+        regular: $\overline Df(\mu,x,\psi)$, the derivative for test functions that are constant
+            near the images of the context.
+        irregular: the rest, from the motion of the images of the context.
     """
 
     regular: Tensor
@@ -80,68 +81,36 @@ class Derivative:
 
     @property
     def total(self) -> Tensor:
-        """Their sum, the derivative itself."""
+        """The derivative itself, the sum of both parts."""
         return self.regular + self.irregular
-
-
-def regular_derivative(
-    f: MeasureMap | InContextMap,
-    mu: Measure,
-    x: Float[Tensor, " d"],
-    psi: Test,
-    *,
-    extension: Extension | None = None,
-    eta: float | None = None,
-    radius: float | None = None,
-) -> Tensor:
-    r"""The regular part $\overline Df(\mu,x,\psi)$ of the derivative of a black box.
-
-    The quotient for $\psi$ made constant within a radius of the images of $\mu$, extrapolated to
-    $\eta\to0$. Where the image of $x$ lies within twice the radius of another image, the error is
-    at most the radius times the slope of $\psi$.
-
-    Args:
-        f: the black box, or an in-context map.
-        mu: the measure, not batched.
-        x: the point whose mass grows.
-        psi: a test function of points `(m, e)`.
-        extension: `MassPreserving()` by default, or `ProbabilityValued()`.
-        eta: the mass put at `x`, chosen by dtype by default.
-        radius: within which the test function is made constant, by default a little more than the
-            images of the context move.
-
-    Examples:
-        >>> mu, x = pf.Measure(torch.randn(9, 2).double()), torch.ones(2).double()
-        >>> shift = lambda nu: nu.push(lambda y: y + nu.mean())
-        >>> regular = pf.representation.regular_derivative(shift, mu, x, lambda y: y)
-        >>> regular - (x + mu.mean()) < 1e-8
-        tensor([True, True])
-    """
-    return _limit(
-        f, mu, x, psi, extension, eta, lambda before, after: apart(before, after, radius)
-    )
 
 
 def derivative(
     f: MeasureMap | InContextMap,
     mu: Measure,
     x: Float[Tensor, " d"],
-    psi: Test,
+    psi: TestFunction,
     *,
     extension: Extension | None = None,
     eta: float | None = None,
     radius: float | None = None,
 ) -> Derivative:
-    r"""The derivative of $\langle f(\mu),\psi\rangle$ in the direction $\delta_x$, split in two.
+    r"""The derivative of $\langle f(\mu),\psi\rangle$ in the direction $\delta_x$ [A, Def. 4].
+
+    Its regular part $\overline Df(\mu,x,\psi)$ is the same quotient with $\psi$ made constant
+    within a radius of the images of $\mu$. Both are extrapolated to $\eta\to0$. Where the image of
+    $x$ lies within twice the radius of another image, the regular part has an error of at most the
+    radius times the slope of $\psi$.
 
     Args:
-        f: as in `regular_derivative`.
-        mu: likewise.
-        x: likewise.
-        psi: likewise, smooth.
-        extension: likewise.
-        eta: likewise.
-        radius: likewise.
+        f: the black box, or an in-context map.
+        mu: the measure, not batched.
+        x: the point whose mass grows.
+        psi: a test function of points `(m, e)`; for the irregular part it must be smooth.
+        extension: `MassPreserving()` by default, or `ProbabilityValued()`.
+        eta: the mass put at `x`, chosen by dtype by default.
+        radius: within which the test function is made constant, by default a little more than the
+            images of the context move.
 
     Examples:
         >>> mu, x = pf.Measure(torch.zeros(1, 1).double()), torch.ones(1).double()
@@ -150,35 +119,21 @@ def derivative(
         >>> round(d.regular.item(), 6), round(d.irregular.item(), 6)
         (1.0, 1.0)
     """
-    total = _limit(f, mu, x, psi, extension, eta, None)
-    regular = regular_derivative(f, mu, x, psi, extension=extension, eta=eta, radius=radius)
-    return Derivative(regular, total - regular)
-
-
-def _limit(
-    f: MeasureMap | InContextMap,
-    mu: Measure,
-    x: Tensor,
-    psi: Test,
-    extension: Extension | None,
-    eta: float | None,
-    radius: Callable[[Measure, Measure], float] | None,
-) -> Tensor:
-    """Two quotients, extrapolated; `radius` says how far the test function is made constant."""
-    f = as_measure_map(f)
+    push = MapBox(f).push
     extension = MassPreserving() if extension is None else extension
     check_kind("extension", extension, Extension, "Use `pf.representation.MassPreserving()`.")
-    eta = ETA.get(mu.dtype, 1e-2) if eta is None else eta
+    eta = ETA.get(mu.dtype, ETA[torch.float32]) if eta is None else eta
     check_share("eta", eta)
     check_single(mu)
     check_shape("x", x, (mu.dim,), "One point, without further axes.")
-    before = called(f, mu)
-    after = {mass: called(f, with_probe(mu, x, mass)[0]) for mass in (eta, eta / 2)}
-    test = psi
-    if radius is not None:
-        r = radius(before, after[eta])
-        test = lambda y: psi(flattened(y, before.atoms, r))
-    integrals = {mass: out.integrate(test(out.atoms)) for mass, out in after.items()}
-    base = before.integrate(test(before.atoms))
-    first, second = (extension.quotient(v, base, mass) for mass, v in integrals.items())
-    return 2 * second - first
+    before = push(mu)
+    after = {mass: push(add_mass(mu, x, mass)[0]) for mass in (eta, eta / 2)}
+    r = separating_radius(before, after[eta], radius)
+
+    def limit(test: TestFunction) -> Tensor:
+        base = before.integrate(test(before.atoms))
+        integral = {mass: out.integrate(test(out.atoms)) for mass, out in after.items()}
+        return richardson(lambda mass: extension.quotient(integral[mass], base, mass), eta)
+
+    regular = limit(lambda y: psi(flattened(y, before.atoms, r)))
+    return Derivative(regular, limit(psi) - regular)

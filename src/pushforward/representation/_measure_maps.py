@@ -1,34 +1,47 @@
-"""What can be seen without a search: sanity, dependence on the measure alone, masses."""
+r"""What can be tested without a search.
+
+Does the map depend on the measure alone, and not on how it is written? Does it preserve supports,
+condition (B1) of [A, Thm. 1]?
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..distances import wasserstein
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._black_box import BlackBoxError, called, masses
+from ._black_box import MapBox
 from ._probes import Excess
+from ._small_mass import weights_array
 from ._subset_sums import Decoding, decode
-from ._views import embedded, widened
-from .continuity import Law
 
 DRAWS = 5
+"""Draws of the law for each test."""
+
 ATOMS = 12
+"""Atoms of the measures whose masses are decoded."""
+
+ROUNDING_FACTOR = 1e3
+"""A change up to this many times the response to a one-unit rounding error counts as none."""
+
 MASS_TOL = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""How far an output mass may be from a sum of input masses."""
 
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """Measures that show what is wrong, to be looked at again.
+    """Measures that show what is wrong with a map, and can be tested again.
 
     Args:
-        what: what they show.
+        what: what they show, in words.
         mu: a measure.
-        nu: another, None where one is enough.
-        x: a point, where one matters.
+        nu: another, None if one is enough.
+        x: a point, if one matters.
         other: another point.
         eta: the mass put at the points.
         drawn: whether the measure is a draw of the law.
@@ -37,125 +50,135 @@ class Witness:
     what: str
     mu: Measure
     nu: Measure | None = None
-    x: torch.Tensor | None = None
-    other: torch.Tensor | None = None
+    x: Tensor | None = None
+    other: Tensor | None = None
     eta: float | None = None
     drawn: bool = True
 
     @torch.no_grad()
     def replay(self, f: MeasureMap | InContextMap) -> float:
-        r"""What the map does to it now.
+        r"""Test a map on these measures again.
 
-        For a point, how far the image of the mass at `x` is from that of the mass at `other`; for
-        two measures, $W_1$ of their images; for one, how far an output mass is from all sums of
-        input masses.
+        With points: the distance between the images of the mass at `x` and of the mass at `other`.
+        With two measures: $W_1$ of their images. With one: the distance of an output mass from all
+        sums of input masses.
+
+        Args:
+            f: a map between measures, or an in-context map.
         """
-        call = embedded(widened(f, self.mu)[0])
+        box = MapBox(f, self.mu)
         if self.x is not None and self.other is not None and self.eta is not None:
-            a, b = (Excess().image(call, self.mu, x, self.eta) for x in (self.x, self.other))
+            a, b = (Excess().image(box.push, self.mu, x, self.eta) for x in (self.x, self.other))
             return float((a - b).norm())
         if self.nu is not None:
-            return float(wasserstein(called(call, self.mu), called(call, self.nu)))
-        return _decoded(call, self.mu).residual
+            return float(wasserstein(box.push(self.mu), box.push(self.nu)))
+        return _decoded(box, self.mu).residual
 
 
-def draw(law: Law, generator: torch.Generator, dim: int) -> Measure:
-    """A measure of a law, of the dimension it should have."""
-    mu = law(generator)
-    if not isinstance(mu, Measure):
-        raise TypeError(
-            f"`law(generator)` must return a Measure, got {type(mu).__name__}. Points become one "
-            "with `pf.Measure(points)`."
-        )
-    if mu.batch_shape or mu.dim != dim:
-        raise ValueError(
-            f"`law` must draw single measures in R^{dim}, got {mu}. Say `dim={mu.dim}`?"
-        )
-    return mu.strip().normalise()
+def rewritings(mu: Measure, generator: torch.Generator) -> dict[str, tuple[Measure, Tensor]]:
+    """The same measure, written in other ways.
+
+    For each the measure, and for each of its atoms the index of that atom in `mu`: permuted, every
+    atom split in halves, and the whole list of atoms repeated three times.
+
+    Args:
+        mu: the measure.
+        generator: of the permutation.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[0.0], [1.0]]))
+        >>> again = pf.representation.rewritings(mu, torch.Generator())
+        >>> again["splitting"][0].atoms.flatten()
+        tensor([0., 0., 1., 1.])
+    """
+    once = torch.arange(mu.n)
+    indices = {
+        "permuting": torch.randperm(mu.n, generator=generator),
+        "splitting": once.repeat_interleave(2),
+        "repeating": once.repeat(3),
+    }
+    return {name: (_indexed(mu, index.to(mu.device)), index) for name, index in indices.items()}
 
 
-def insane(f: MeasureMap, law: Law, generator: torch.Generator, dim: int) -> str | None:
-    """Why a map cannot be looked at: it raises, returns no measure, or not twice the same."""
-    dims = set()
-    for _ in range(3):
-        mu, nu = draw(law, generator, dim), draw(law, generator, dim)
-        try:
-            first = called(f, mu)
-            again = called(f, mu)
-            called(f, nu)
-            later = called(f, mu)
-        except BlackBoxError as error:
-            return str(error)
-        dims.add(first.dim)
-        if not _same(first, again):
-            return "the same measure gave different results: it is random, or keeps state"
-        if not _same(first, later):
-            return "a call changed the result of a later one: it keeps state"
-    if len(dims) > 1:
-        return f"the dimension of its images varies: {sorted(dims)}"
-    return None
+def _indexed(mu: Measure, index: Tensor) -> Measure:
+    times = None if mu.times is None else mu.times[index]
+    return Measure.unchecked(mu.atoms[index], mu.log_weights[index], times).normalise()
 
 
-def _same(a: Measure, b: Measure) -> bool:
-    """Up to rounding that threads may change."""
-    if a.atoms.shape != b.atoms.shape:
-        return False
-    size = 1 + float(a.atoms.abs().max())
-    tol = 64 * torch.finfo(a.dtype).eps * size
-    return bool((a.atoms - b.atoms).abs().max() <= tol)
+_CHANGES = {
+    "permuting": "permuting its atoms",
+    "splitting": "splitting its atoms in halves",
+    "repeating": "repeating the whole of it three times",
+}
 
 
-def wrong_for_measures(
-    f: MeasureMap, law: Law, generator: torch.Generator, dim: int
+def change_by_rewriting(
+    box: MapBox, draw: Callable[[], Measure], generator: torch.Generator
 ) -> tuple[float, Witness | None]:
-    """The worst change by another way to write a measure, in units of what is allowed."""
+    """Whether a map depends on more than the measure.
+
+    Returns the largest change of an image when the measure is written in another way, in units of
+    the tolerance, and a witness if that is more than one. The tolerance comes from the response of
+    the map to changes of one rounding unit.
+
+    Args:
+        box: the map.
+        draw: draws a measure.
+        generator: of rounding errors and permutations.
+    """
     worst, witness = 0.0, None
     for _ in range(DRAWS):
-        mu = draw(law, generator, dim)
-        out = called(f, mu)
+        mu = draw()
+        out = box.push(mu)
         unit = torch.finfo(mu.dtype).eps
         signs = torch.randint(2, (3, *mu.atoms.shape), generator=generator) * 2 - 1
-        moves = [mu.moved(mu.atoms * (1 + unit * s)) for s in signs.to(mu.atoms)]
-        jitter = max(float(wasserstein(out, called(f, nudged))) for nudged in moves)
+        rounded = [mu.moved(mu.atoms * (1 + unit * s)) for s in signs.to(mu.atoms)]
+        response = max(float(wasserstein(out, box.push(nu))) for nu in rounded)
         size = 1 + float(out.atoms.abs().max()) + float(mu.atoms.abs().max())
-        allowed = 1e3 * (jitter + unit * size)
-        order = torch.randperm(mu.n, generator=generator).to(mu.device)
-        for name, other in (
-            ("permuting its atoms", Measure.unchecked(mu.atoms[order], mu.log_weights[order])),
-            ("splitting its atoms in halves", mu.split(2)),
-            ("repeating the whole of it three times", mu.split(3)),
-        ):
-            ratio = float(wasserstein(out, called(f, other))) / allowed
+        tolerance = ROUNDING_FACTOR * (response + unit * size)
+        for name, (nu, _) in rewritings(mu, generator).items():
+            ratio = float(wasserstein(out, box.push(nu))) / tolerance
             if ratio > worst:
                 worst = ratio
-                witness = Witness(f"{name} changes the result", mu, other)
+                witness = Witness(f"{_CHANGES[name]} changes the result", mu, nu)
     return worst, witness if worst > 1 else None
 
 
-def wrong_masses(
-    f: MeasureMap, law: Law, generator: torch.Generator, dim: int
+def mass_residual(
+    box: MapBox, draw: Callable[[], Measure], generator: torch.Generator
 ) -> tuple[float, Witness | None]:
-    """The largest distance of an output mass from the sums of input masses, and who shows it."""
+    """Whether a map splits or re-weights atoms, (B1) [A, Def. 1].
+
+    Returns the largest distance of an output mass from all sums of input masses, and a witness if
+    an output mass is no such sum.
+
+    Args:
+        box: the map.
+        draw: draws a measure.
+        generator: of atoms and weights.
+    """
     worst = 0.0
     for _ in range(DRAWS):
-        mu = _generic(draw(law, generator, dim), generator)
-        found = _decoded(f, mu)
-        worst = max(worst, found.residual)
-        if found.owner is None and found.problem != "several subsets":
-            what = f"output masses are no sums of input masses ({found.problem})"
+        mu = _generic(draw(), generator)
+        decoding = _decoded(box, mu)
+        worst = max(worst, decoding.residual)
+        # Several subsets within the tolerance: the weights are not generic enough to conclude.
+        if decoding.owner is None and decoding.problem != "several subsets":
+            what = f"output masses are no sums of input masses ({decoding.problem})"
             return worst, Witness(what, mu)
     return worst, None
 
 
-def _decoded(f: MeasureMap, mu: Measure) -> Decoding:
-    """What the masses of the image say."""
-    out = called(f, mu)
+def _decoded(box: MapBox, mu: Measure) -> Decoding:
+    """Which atoms the images consist of; images that differ by rounding are merged first."""
+    out = box.push(mu)
     out = out.merge(64 * torch.finfo(out.dtype).eps * (1 + float(out.atoms.abs().max())))
-    return decode(masses(mu), masses(out), MASS_TOL.get(mu.dtype, 1e-5))
+    tol = MASS_TOL.get(mu.dtype, MASS_TOL[torch.float32])
+    return decode(weights_array(mu), weights_array(out), tol)
 
 
 def _generic(mu: Measure, generator: torch.Generator) -> Measure:
-    """A few of its atoms with weights whose sums all differ."""
+    """A few of its atoms, with random weights whose subset sums all differ [A, Lem. 1]."""
     mu = mu.merge()
     some = torch.randperm(mu.n, generator=generator)[:ATOMS]
     weights = torch.rand(len(some), generator=generator, dtype=torch.float64) + 0.2

@@ -1,5 +1,11 @@
-"""Sinkhorn: potentials of couplings, their gradients, masks, and many small matrices at once."""
+r"""Sinkhorn: the potentials $f,g$ of a coupling $e^{A+f\oplus g}\,\mu\otimes\nu$.
 
+A `Problem` is a pair of marginals. `alternate` takes some steps, `solve` goes to a tolerance,
+`differentiable` adds the gradients of the solution, and `diagnose` tells which allowed pairs can
+carry mass. `doubly_stochastic` scales many small matrices at once.
+"""
+
+from ._extrapolate import PotentialHistory as PotentialHistory, Starts as Starts
 from ._gradients import differentiable as differentiable
 from ._masks import diagnose as diagnose
 from ._problem import (

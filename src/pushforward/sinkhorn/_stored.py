@@ -28,7 +28,7 @@ below $e^{-87}$ and $e^{-700}$, then still do not matter."""
 
 FLOAT32_TOL, FLOAT32_SIZE = 1e-6, 1 << 22
 """A kernel with more entries is stored in float32 if the tolerance is not smaller. Rounding the
-entries causes a marginal error of 1.2e-7, and a pass over memory takes half the time."""
+entries causes a marginal error of 1.2e-7, and a product reads half the bytes."""
 
 
 class StoredKernel(Kernel):
@@ -238,9 +238,10 @@ class KernelCache:
     def verify(self, point: Point) -> Point:
         """The point with a marginal error that includes rounding.
 
-        A kernel with the dtype of the scores is verified by one step on the scores. A kernel of
-        float32 beside scores of float64 is not: its entries are right to half a unit in the last
-        place, so careful products and a bound on what that changes suffice, and they are faster.
+        A kernel with the dtype of the scores is verified by one step on the scores. For a kernel
+        of float32 beside scores of float64 there is a way without exponentials: its entries are
+        right to half a unit in the last place, so the error in careful products plus a bound on
+        what that rounding changes is a bound on the true one.
         """
         kernel = self._kernel
         if kernel is None or self.tol >= kernel.rounding:

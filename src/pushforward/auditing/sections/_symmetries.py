@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ...measures import Measure
 from ...pictures import BLUE, GREY, RED, log, plot
-from ...representation import BlackBoxError
+from ...representation import BlackBoxError, call_model
 from .._case import Baseline, Case, ordered, selected
 from .._model import Padded
 from .._section import Section, Status
 from .._subjects import Tests
-from .._tensors import as_tensor, call_model, finite, largest_change
+from .._tensors import as_tensor, finite, largest_change
 
 CONTEXTS = 3
 """The number of contexts on which every symmetry is tested."""

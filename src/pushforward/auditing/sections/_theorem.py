@@ -1,12 +1,19 @@
-r"""(B1), (B2), and the in-context map recovered from outside against what the model says.
+r"""Is the model the push-forward by a continuous in-context map [A, Thm. 1]?
 
-Models that take weights are characterised as maps between measures, with masses as small as
-rounding allows. A model on lists of tokens has no mass below $1/N$: there the slope
-$K(\eta)$ of the image of one token among $1/\eta$ of them is measured, and nothing is refuted by
-it. A model of a context and queries says $G(\mu,x)$ itself, and is looked at in $x$.
+Tested are whether it depends on the measure alone, condition (B1), condition (B2), and whether the
+in-context map that is recovered from unordered outputs is the model's own. What can be tested
+depends on the smallest mass that the model takes:
+
+- A model that takes weights is characterised as a map between measures, with masses as small as
+  rounding allows.
+- In a list of $N$ tokens no mass is below $1/N$. Measured is the slope $K(\eta)$ of the image of
+  one token among $1/\eta$; nothing is refuted by it.
+- A model of a context and queries gives $G(\mu,x)$ itself: the search is for jumps in $x$.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,10 +21,10 @@ from torch import Tensor
 from ...measures import Measure
 from ...pictures import RED, dots, guide, log, plot
 from ...representation import (
-    UNKNOWN,
     BlackBoxError,
     Characterisation,
     Excess,
+    Verdict,
     characterise,
     recover,
 )
@@ -26,230 +33,288 @@ from ...representation.continuity import (
     PRECISION,
     RATIO,
     Box,
-    Caller,
     Continuity,
-    Effort,
     Law,
     Precision,
     Search,
+    SearchBudget,
     continuity,
 )
-from ...representation.zoo import IN_CONTEXT, NO_MEASURE_MAP
 from .._case import Case
 from .._population import CLOUD
 from .._section import Section, Status
-from .._subjects import MapSubject, TokenSubject
 from ._symmetries import rewritings
 
 ATOMS = 12
-"""Tokens of the contexts that are searched."""
+"""Tokens of the contexts of the search."""
 
 POINTS = 4
-LIGHT = Effort(starts=24, fresh=4, kept=4, each=1, rounds=1, tries=3)
-"""A call of a trained model takes long."""
+"""Tokens whose images are recovered."""
+
+BUDGET = SearchBudget(starts=24, fresh=4, kept=4, each=1, rounds=1, tries=3)
+"""A small search, because a call of a trained model may take long."""
 
 ZOOM = {torch.float64: 1e-7, torch.float32: 1e-4}
-"""The smallest distance of tokens of a list."""
+"""The smallest distance of tokens in a list."""
+
+ESTIMATES = 30
+"""A recovered image this many times its estimated error from the model's own is another one."""
 
 
 def theorem(case: Case) -> Section:
-    """What Theorem 1 says about the model."""
+    """What [A, Thm. 1] says about the model."""
     if case.subject.pooled:
         return Section(
             "theorem", "absent",
             "one output for the whole set: G(mu, x) = F(mu) does not depend on x, and there is "
             "nothing to recover",
         )  # fmt: skip
-    where = case.points(CLOUD)
-    if not Box.around(where).size > 0:
-        why = "all points to ask for are one, and there is nowhere to move to"
-        return Section("theorem", "absent", why)
-    if case.queries is not None:
-        return _of_queries(case, case.queries)
-    if isinstance(case.subject, TokenSubject):
-        return _of_lists(case, case.subject)
-    return _of_measures(case)
-
-
-def _of_measures(case: Case) -> Section:
-    law = lambda g: case.population.context(ATOMS, g)
-    model, dim, seed = case.subject.model, case.population.dim, case.generator.initial_seed()
-    found = characterise(model, law, dim, seed=seed, progress=False)
-    status: Status = "bad" if found.refuted else "good"
-    if found.verdict.startswith(UNKNOWN):
-        status = "noted"
-    lines = [line.strip() for line in str(found).splitlines()[1:]]
-    numbers: dict = {"verdict": found.verdict, **_constant(found)}
-    plots = []
-    if found.continuity is not None:
-        numbers |= _continuity(found.continuity)
-        plots.append(_gap_picture(found.continuity))
-    if isinstance(case.subject, MapSubject) and not found.refuted:
-        said, more = _recovered_map(case)
-        lines.append(said)
-        numbers |= more
-    return Section("theorem", status, found.verdict, lines, numbers, plots)
-
-
-def _recovered_map(case: Case) -> tuple[str, dict]:
-    """Images of tokens, recovered from the map between measures, against the map's own."""
+    cloud = case.points(CLOUD)
+    if not Box.around(cloud).size > 0:
+        reason = "all points are equal, so that none can be moved within the data"
+        return Section("theorem", "absent", reason)
     mu = case.context()
-    some = mu.atoms[:POINTS]
-    try:
-        again, errors = recover(case.subject.push).estimate(mu, some)
-    except BlackBoxError as error:
-        return f"not recovered from outside: {error}", {}
-    deviation = float((again - case.subject.answer(mu, some)).norm(dim=-1).max())
-    return _recovered_line(deviation, float(errors.max()))
+    if case.queries is None and not case.subject.weighted:
+        return _of_lists(case, mu)
+    recovered = _recovered(case, mu) if case.queries is None else None
+    return _section(case, _characterised(case, mu, cloud), recovered, cloud)
 
 
-def _recovered_line(deviation: float, estimate: float) -> tuple[str, dict]:
-    line = (
-        f"recovered from outside, images are within {deviation:.1e} of the model's own "
-        f"(estimated {estimate:.1e})"
-    )
-    return line, {"recovered": {"deviation": deviation, "estimate": estimate}}
-
-
-def _of_queries(case: Case, queries: Tensor) -> Section:
-    dtype = case.population.dtype
-    full = PRECISION.get(dtype, PRECISION[torch.float32])
-    precision = Precision(full.hs, 1.0, full.fit, full.zoom, (1.0,))
-    near = lambda g: Measure(queries[torch.randint(len(queries), (1,), generator=g)])
-    found = _searched(
-        case, case.subject.black_box(case.context(), case.tokens), near, queries, precision
-    )
-    status: Status = "good"
-    verdict = "continuous in the query, as far as seen (not refuted)"
-    if found.refuted and dtype == torch.float64:
-        status = "bad"
-        verdict = "no continuous in-context map (B2): its output jumps as the query moves"
-    elif found.refuted:
-        status = "noted"
-        name = str(dtype).removeprefix("torch.")
-        verdict = (
-            f"its output jumps as the query moves, or is steeper than {found.slope:.2g}: {name} "
-            "cannot tell"
-        )
-    lines, plots = [_steepest_line(found, queries)], [_gap_picture(found)]
-    return Section("theorem", status, verdict, lines, _continuity(found), plots)
-
-
-def _of_lists(case: Case, subject: TokenSubject) -> Section:
-    mu = case.context()
+def _of_lists(case: Case, mu: Measure) -> Section:
+    """For a model of lists: does it depend on the measure alone, and is (B2) plausible?"""
     baseline = case.baseline(mu)
     changes = {name: test() for name, test in rewritings(case, baseline, mu).items()}
-    numbers: dict = {"changes": changes, "tolerance": baseline.tolerance}
-    wrong = [name for name, deviation in changes.items() if deviation > baseline.tolerance]
-    if wrong:
-        lines = [f"{name} changes outputs by {changes[name]:.2g}" for name in wrong]
-        lines.append("as it should be for sequences, with positions; a set has none")
-        return Section("theorem", "bad", NO_MEASURE_MAP, lines, numbers)
-    lines = ["(B1) holds, for equal tokens have equal outputs: permuting changes nothing"]
-    said, more, pairs = _recovered_list(case, subject)
-    lines.append(said)
-    numbers |= more
+    numbers = {"changes": changes, "tolerance": baseline.tolerance}
+    broken = [name for name, change in changes.items() if change > baseline.tolerance]
+    if broken:
+        lines = [f"{name} changes outputs by {changes[name]:.2g}" for name in broken]
+        lines.append("this is expected of a model of sequences, which depends on positions")
+        return Section("theorem", "bad", str(Verdict.NOT_A_MEASURE_MAP), lines, numbers)
+    recovered = _recovered(case, mu)
     case.tick()
-    points = case.population.points(CLOUD, case.generator)
-    law = lambda g: case.population.context(ATOMS, g)
-    precision = _list_precision(case)
-    found = _searched(case, subject.black_box(mu, case.tokens), law, points, precision)
-    numbers |= _continuity(found)
-    lines.append(_steepest_line(found, points))
-    lines += [f"K({eta:.1e}) = {k:.3g}" for eta, k in found.table]
-    status: Status = "good"
-    verdict = IN_CONTEXT
-    recovered = more.get("recovered", {"deviation": 0.0, "estimate": 0.0})
-    if recovered["deviation"] > 30 * recovered["estimate"] + baseline.tolerance:
-        status = "noted"
-        verdict += (
-            ", but not continuous in the context: what becomes of a small mass put at a token is "
-            "not what becomes of the token"
-        )
-    elif found.refuted:
-        status = "noted"
-        verdict += ", but a token's image looks like that of no continuous map (B2): " + (
-            "its slope grows as the mass of the token falls"
-            if found.growth > GROWS
-            else f"it jumps as the token moves, or is steeper than {found.slope:.2g}"
-        )
-    plots = [_gap_picture(found)] + ([_recovered_picture(pairs)] if pairs else [])
+    cloud = case.population.points(CLOUD, case.generator)
+    found = _characterised(case, mu, cloud)
+    section = _section(case, found, recovered, cloud, baseline.tolerance)
+    # Outputs follow their tokens when these are permuted, so that (B1) cannot fail.
+    lines = ["(B1) holds: equal tokens have equal outputs", *section.lines]
+    return replace(section, lines=lines, numbers={**numbers, **section.numbers})
+
+
+def _section(
+    case: Case,
+    found: Characterisation,
+    recovered: Recovered | None,
+    cloud: Tensor,
+    tolerance: float = 0.0,
+) -> Section:
+    """The section as it is reported.
+
+    Args:
+        case: the model.
+        found: what kind of map it is.
+        recovered: images recovered from unordered outputs, if there are any.
+        cloud: points of the data.
+        tolerance: the largest change of outputs that counts as none.
+    """
+    status, verdict = _verdict(case, found, recovered, tolerance)
+    lines, numbers, plots = _lines(case, found, cloud), _numbers(found), []
+    if found.continuity is not None:
+        plots.append(_gap_picture(found.continuity))
+    if recovered is not None and not found.refuted:
+        lines.append(str(recovered))
+        if not recovered.problem:
+            errors = {"deviation": recovered.deviation, "estimate": recovered.estimate}
+            numbers["recovered"] = errors
+        if recovered.pairs:
+            plots.append(_recovered_picture(recovered.pairs))
     return Section("theorem", status, verdict, lines, numbers, plots)
 
 
+def _characterised(case: Case, mu: Measure, cloud: Tensor) -> Characterisation:
+    """What kind of map it is.
+
+    Args:
+        case: the model.
+        mu: a context.
+        cloud: points around which the search takes place.
+    """
+    queries, population = case.queries, case.population
+    if case.between_measures:
+        seed, model = case.generator.initial_seed(), case.subject.model
+        return characterise(model, population.context, size=ATOMS, seed=seed, progress=False)
+    box = case.subject.black_box(mu, queries, case.tokens)
+    law: Law = population.context
+    size, precision = ATOMS, _list_precision(case)
+    if queries is not None:
+        # The search varies a measure and a point; here the measure is only where the point begins.
+        law = lambda n, g: Measure(queries[torch.randint(len(queries), (n,), generator=g)])
+        size, precision = 1, _query_precision(case)
+    search = Search(box, law, size, Box.around(cloud), case.generator, case.tick, BUDGET)
+    found = continuity(search, precision)
+    if queries is None or not found.refuted:
+        return Characterisation(Verdict.IN_CONTEXT, continuity=found)
+    if population.dtype == torch.float64:
+        return Characterisation(Verdict.NOT_CONTINUOUS, continuity=found)
+    return Characterisation(Verdict.UNKNOWN, continuity=found)
+
+
 def _list_precision(case: Case) -> Precision:
-    """What lists of so many tokens resolve."""
+    """Distances and masses of lists of at most so many tokens."""
     etas = tuple(1 / k for k in (8, 32, 128, 512, 2048) if k <= case.tokens)
     hs = tuple(0.3 / RATIO**k for k in range(5))
     zoom = ZOOM.get(case.population.dtype, ZOOM[torch.float32])
     return Precision(hs, max(1 / 128, 1 / case.tokens), 0.1, zoom, etas)
 
 
-def _recovered_list(
-    case: Case, subject: TokenSubject
-) -> tuple[str, dict, list[tuple[float, float]]]:
-    r"""Images of tokens, recovered from unordered outputs, against the model's own.
+def _query_precision(case: Case) -> Precision:
+    """Distances of queries, which have no mass."""
+    full = PRECISION.get(case.population.dtype, PRECISION[torch.float32])
+    return Precision(full.hs, 1.0, full.fit, full.zoom, (1.0,))
 
-    One more token among $k$ copies of $n$ has the mass $\eta=1/(kn+1)$; three such masses
-    extrapolate to 0 twice, and the difference estimates the error. Also pairs of coordinates.
+
+def _verdict(
+    case: Case, found: Characterisation, recovered: Recovered | None, tolerance: float
+) -> tuple[Status, str]:
+    """The status and the sentence.
+
+    Args:
+        case: the model.
+        found: what kind of map it is.
+        recovered: images recovered from unordered outputs.
+        tolerance: the largest change of outputs that counts as none.
     """
-    mu = case.context(min(case.population.typical_size, case.tokens // 8))
-    own, pairs, worst, estimate = subject.outputs(mu), [], 0.0, 0.0
-    copies = [max(1, (case.tokens - 1) // (4 * mu.n)) * k for k in (1, 2, 4)]
-    a, b, c = (1 / (k * mu.n + 1) for k in copies)
-    for i in range(min(POINTS, mu.n)):
-        try:
-            y = [Excess().image(subject.push, mu, mu.atoms[i], eta) for eta in (a, b, c)]
-        except BlackBoxError as error:
-            return f"not recovered from outside: {error}", {}, []
-        early, late = (a * y[1] - b * y[0]) / (a - b), (b * y[2] - c * y[1]) / (b - c)
-        worst = max(worst, float((late - own[i]).norm()))
-        estimate = max(estimate, float((late - early).norm()))
-        pairs += list(zip(own[i].tolist(), late.tolist(), strict=True))
-    return *_recovered_line(worst, estimate), pairs
+    status: Status = "bad" if found.refuted else "good"
+    verdict = str(found).splitlines()[0]
+    if found.verdict is Verdict.UNKNOWN:
+        status = "noted"
+    if case.queries is not None:
+        return status, _query_verdict(case, found)
+    jumps = found.continuity
+    if case.between_measures or jumps is None:
+        return status, verdict
+    if recovered is not None and recovered.deviation > ESTIMATES * recovered.estimate + tolerance:
+        return "noted", (
+            f"{verdict}, but not continuous in the context: a small mass put at a token is not "
+            "sent to the output of the token"
+        )
+    if jumps.refuted:
+        how = f"it jumps as the token moves, or is steeper than {jumps.slope:.2g}"
+        if jumps.growth > GROWS:
+            how = "its slope grows as the mass of the token falls"
+        return "noted", (
+            f"{verdict}, but the image of a token is not like that of a continuous map (B2): {how}"
+        )
+    return status, verdict
 
 
-def _searched(
-    case: Case, caller: Caller, law: Law, points: Tensor, precision: Precision
-) -> Continuity:
-    """The search for a jump, in the box of some points."""
-    box = Box.around(points)
-    search = Search(caller, law, box, case.generator, case.tick, LIGHT)
-    noise = 64 * torch.finfo(points.dtype).eps * max(1.0, box.size)
-    return continuity(search, precision, box.size, noise)
-
-
-def _constant(found: Characterisation) -> dict:
-    if found.lipschitz is None:
-        return {}
-    k = found.lipschitz
-    return {"lipschitz": {"lower": k.lower, "upper": k.upper, "radius": k.radius}}
-
-
-def _continuity(found: Continuity) -> dict:
-    return {
-        "gap_exponent": 1 - found.exponent, "gap_exponent_error": found.error,
-        "slope": found.slope,
-        "gaps": [{"h": s.h, "eta": s.eta, "gap": s.gap} for s in found.scales],
-        "K": [{"eta": eta, "K": k} for eta, k in found.table],
-        "smallest": {"h": found.smallest[0], "eta": found.smallest[1]},
-    }  # fmt: skip
-
-
-def _steepest_line(found: Continuity, points: Tensor) -> str:
-    x = found.witness[0].x[0]
-    away = float((points - x).norm(dim=-1).min())
+def _query_verdict(case: Case, found: Characterisation) -> str:
+    """The sentence for a model of a context and queries."""
+    if found.continuity is None or found.verdict is Verdict.IN_CONTEXT:
+        return "continuous in the query, in everything that was tried (not refuted)"
+    if found.refuted:
+        return f"{found.verdict}: its output jumps as the query moves"
+    name = str(case.population.dtype).removeprefix("torch.")
     return (
-        f"looked for jumps at distances down to {found.smallest[0]:.1e}: the steepest slope is "
-        f"{found.slope:.3g}, at a point {away:.2g} from the nearest of the data"
+        f"its output jumps as the query moves, or is steeper than {found.continuity.slope:.2g}, "
+        f"which {name} cannot distinguish"
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Recovered:
+    """Images of tokens, recovered from unordered outputs, against the model's own outputs.
+
+    Args:
+        deviation: their largest distance.
+        estimate: the estimated error of what is recovered.
+        pairs: coordinates of the model's own outputs and of those recovered.
+        problem: why nothing could be recovered, empty if it could.
+    """
+
+    deviation: float = 0.0
+    estimate: float = 0.0
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"images could not be recovered from unordered outputs: {self.problem}"
+        return (
+            f"images recovered from unordered outputs are within {self.deviation:.1e} of the "
+            f"model's own (estimated error {self.estimate:.1e})"
+        )
+
+
+def _recovered(case: Case, mu: Measure) -> Recovered | None:
+    """The recovered images of some tokens; None if the model has no outputs to compare with."""
+    try:
+        if not case.subject.weighted:
+            return _recovered_from_lists(case)
+        if isinstance(case.subject.outputs(mu), Measure):
+            return None
+        x = mu.atoms[:POINTS]
+        again, errors = recover(case.subject.push).estimate(mu, x)
+    except BlackBoxError as error:
+        return Recovered(problem=str(error))
+    own = case.subject.answer(mu, x)
+    return Recovered(float((again - own).norm(dim=-1).max()), float(errors.max()))
+
+
+def _recovered_from_lists(case: Case) -> Recovered:
+    r"""Recovered by one more token among copies of a context.
+
+    Among $k$ copies of $n$ tokens it has the mass $\eta=1/(kn+1)$. Two linear extrapolations to
+    $\eta=0$, from the first two and from the last two of three masses, differ by about the error.
+    """
+    subject = case.subject
+    mu = case.context(min(case.population.typical_size, case.tokens // 8))
+    own, pairs, deviation, estimate = subject.outputs(mu), [], 0.0, 0.0
+    if isinstance(own, Measure):
+        return Recovered(problem="its outputs have no order")
+    copies = [max(1, (case.tokens - 1) // (4 * mu.n)) * k for k in (1, 2, 4)]
+    a, b, c = (1 / (k * mu.n + 1) for k in copies)
+    for i in range(min(POINTS, mu.n)):
+        y = [Excess().image(subject.push, mu, mu.atoms[i], eta) for eta in (a, b, c)]
+        early, late = (a * y[1] - b * y[0]) / (a - b), (b * y[2] - c * y[1]) / (b - c)
+        deviation = max(deviation, float((late - own[i]).norm()))
+        estimate = max(estimate, float((late - early).norm()))
+        pairs += list(zip(own[i].tolist(), late.tolist(), strict=True))
+    return Recovered(deviation, estimate, pairs)
+
+
+def _numbers(found: Characterisation) -> dict:
+    numbers: dict = {"verdict": str(found.verdict)}
+    if found.lipschitz is not None:
+        k = found.lipschitz
+        numbers["lipschitz"] = {"lower": k.lower, "upper": k.upper, "radius": k.radius}
+    if found.continuity is not None:
+        c = found.continuity
+        numbers |= {
+            "gap_exponent": 1 - c.exponent, "gap_exponent_error": c.error, "slope": c.slope,
+            "gaps": [{"h": g.h, "eta": g.eta, "gap": g.gap} for g in c.gaps],
+            "K": [{"eta": eta, "K": k} for eta, k in c.table],
+            "smallest": {"h": c.smallest[0], "eta": c.smallest[1]},
+        }  # fmt: skip
+    return numbers
+
+
+def _lines(case: Case, found: Characterisation, cloud: Tensor) -> list[str]:
+    if case.between_measures or found.continuity is None:
+        return [line.strip() for line in str(found).splitlines()[1:]]
+    c = found.continuity
+    distance = float((cloud - c.witness.candidate.x[0]).norm(dim=-1).min())
+    return [
+        f"searched for jumps at distances down to {c.smallest[0]:.1e}: the steepest slope is "
+        f"{c.slope:.3g}, at distance {distance:.2g} from the nearest data point",
+        *(f"K({eta:.1e}) = {k:.3g}" for eta, k in c.table),
+    ]
+
+
 def _gap_picture(found: Continuity) -> dict:
-    seen = [(s.h, s.gap) for s in found.scales if s.gap > 0]
-    hs, gaps = [h for h, _ in seen], [g for _, g in seen]
+    positive = [g for g in found.gaps if g.gap > 0]
+    hs, gaps = [g.h for g in positive], [g.gap for g in positive]
     traces = [dots(hs, gaps, "largest gap found")]
-    if seen:
+    if positive:
         traces.append(guide(hs, [gaps[0] * h / hs[0] for h in hs], "Lipschitz"))
     return plot(
         "How far apart images of near points are", "distance h of the points",

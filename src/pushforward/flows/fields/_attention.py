@@ -1,8 +1,9 @@
-"""Attention as a velocity, with matrices as the theory writes them."""
+"""Attention as a velocity, given by the matrices Q, K and V of the theory."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -10,34 +11,28 @@ from torch import Tensor
 
 from ... import ops
 from ..._tools.checks import check_floating, check_kind
+from ..._tools.types import Images, Points, Queries
 from ...affinities import Dot, PointAffinity
-from ...maps import (
-    AttentionMap,
-    Causal,
-    Euclidean,
-    Lipschitz,
-    Manifold,
-    attention_bound,
-    lipschitz_bound,
-)
+from ...maps import AttentionMap, Causal, Lipschitz, attention_bound, lipschitz_bound
 from ...measures import Measure
 from ...relations import Coupling, Exponential, Normaliser, Sinkhorn, Softmax
-from ._field import turned
-from ._hold import hold
+from ._field import Field, register_tensors
+from ._manifolds import Euclidean, Manifold, projection_lipschitz
 
 
-class SelfAttention(AttentionMap):
-    r"""The field $V[\mu](x)=\sum_h\int V_hy\,\pi_h(dy|x)$ with scores $\langle Q_hx,K_hy\rangle$.
+class SelfAttention(AttentionMap, Field):
+    r"""Attention as a velocity, $V[\mu](x)=\sum_h\int V_hy\,\pi_h(dy|x)$.
 
-    No $1/\sqrt k$, no output matrix; on a manifold its tangent part. Matrices are constants;
-    one that is an `nn.Parameter` is a parameter of the field and can be trained.
+    Scores are $\langle Q_hx,K_hy\rangle$ without $1/\sqrt k$, and there is no output matrix. On a
+    manifold it is the tangent part. Matrices are constants; one that is an `nn.Parameter` is a
+    parameter of the field and can be trained.
 
     Args:
         Q: $(k,d)$, or $(h,k,d)$ for several heads.
         K: as `Q`.
         V: $(d,d)$ or $(h,d,d)$.
         affinity: `Dot(1.0)` by default; `SquaredDistance(2.0)` is the score $-\frac12|Qx-Ky|^2$.
-        normaliser: `Softmax()` by default, or any that answers queries.
+        normaliser: `Softmax()` by default, or any that can be evaluated at all queries.
         manifold: `Euclidean()` by default.
         mask: `Causal()` or None.
         impl: implementation of the reductions, None to choose by size.
@@ -65,7 +60,7 @@ class SelfAttention(AttentionMap):
         manifold: Manifold | None = None,
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
-    ):
+    ) -> None:
         super().__init__(
             Dot(1.0) if affinity is None else affinity,
             Softmax() if normaliser is None else normaliser,
@@ -85,31 +80,32 @@ class SelfAttention(AttentionMap):
             )
         self.heads = heads.numel()
         self.dim = self.context_dim = self.out_dim = d
-        hold(self, Q=Q, K=K, V=V)
+        register_tensors(self, Q=Q, K=K, V=V)
 
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
         """$Q$, $K$ and $V$, heads first."""
         Q, K, V = (m if m.ndim == 3 else m[None] for m in (self.Q, self.K, self.V))
         return Q, K, V
 
-    def queries(self, x):
-        r"""$Q_hx$."""
+    def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
         return x[..., None, :, :] @ self.Q.mT
 
-    def keys(self, y):
-        r"""$K_hy$."""
+    def keys(self, y: Points) -> Float[Tensor, "*b h n k"]:
         return y[..., None, :, :] @ self.K.mT
 
-    def values(self, y):
-        r"""$V_hy$."""
+    def values(self, y: Points) -> Float[Tensor, "*b h n e"]:
         return y[..., None, :, :] @ self.V.mT
 
-    def combine_heads(self, out, x):
+    def combine_heads(self, out: Float[Tensor, "*b h m e"], x: Queries) -> Images:
         total = out[..., 0, :, :] if self.heads == 1 else out.sum(-3)
         return self.manifold.tangent(x, total)
 
+    def extra_repr(self) -> str:
+        flat = self.manifold == Euclidean()
+        return super().extra_repr() + ("" if flat else f", {self.manifold}")
+
     def energy(self, mu: Measure) -> Float[Tensor, "*b"]:
-        r"""The interaction energy of which the flow is a gradient flow, if $V=c\,Q^\top K=V^\top$.
+        r"""The energy whose gradient flow this is, if $V=c\,Q^\top K=V^\top$.
 
         For `Exponential` and `Softmax`, $E=\frac c2\iint e^{\langle Qx,Ky\rangle}d\mu\,d\mu$
         (with $Q=\beta I$, $K=V=I$ it is $\frac1{2\beta}\iint e^{\beta\langle x,y\rangle}$), which
@@ -127,13 +123,13 @@ class SelfAttention(AttentionMap):
         return ratio / 2 * pairs.logsumexp(-1).exp()[..., 0]
 
     def dissipation(self, mu: Measure) -> Float[Tensor, "*b"]:
-        r"""What the theory says $\dot E$ is along the flow.
+        r"""The rate of change $\dot E$ of the energy along the flow.
 
         $\int|V[\mu]|^2d\mu$ for `Exponential`, $\int Z\,|V[\mu]|^2d\mu$ with
         $Z(x)=\int e^{\langle Qx,Ky\rangle}d\mu(y)$ for `Softmax`, $-2\int|V[\mu]|^2d\mu$ for
         `Sinkhorn`.
         """
-        self._ratio()  # says it if there is none
+        self._ratio()  # raises if there is no energy
         mu = mu.normalise()
         speed = self(mu, mu.atoms).square().sum(-1)
         if isinstance(self.normaliser, Sinkhorn):
@@ -165,4 +161,6 @@ class SelfAttention(AttentionMap):
 
 @lipschitz_bound.register(SelfAttention)
 def _(field: SelfAttention, radius: float) -> Lipschitz:
-    return turned(attention_bound(field, field.matrices(), radius), field.manifold)
+    """The bound of attention, and that of the tangent part of a vector as long as it."""
+    bound = attention_bound(field, field.matrices(), radius)
+    return replace(bound, x=bound.x + projection_lipschitz(field.manifold, bound.reach))

@@ -1,10 +1,14 @@
-"""Fields made of others: sums, tangent parts, layers that follow each other in time."""
+"""Velocity fields: what they add to in-context maps, and fields made of other fields."""
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from functools import singledispatch
+from operator import is_
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,41 +18,138 @@ from ...maps import (
     Answer,
     Composition,
     Container,
-    Euclidean,
     InContextMap,
     Lipschitz,
-    Manifold,
     Residual,
-    Starts,
     lipschitz_bound,
     relations_inside,
     within,
 )
 from ...measures import Measure
 from ...relations import Relation
-from ._hold import copied
+from ...sinkhorn import Starts
+from ._manifolds import Euclidean, Manifold, projection_lipschitz
 
-_FIX = "A module becomes one with `pf.Pointwise(module)`."
+M = TypeVar("M", bound=nn.Module)
 
 
-def adopt(self: InContextMap, fields: Sequence[InContextMap]) -> None:
-    """Check fields that act on one space, and take over what they say about it."""
+class Field(InContextMap, ABC):
+    r"""A velocity $V[\mu](x)$ that says where points live and what their coordinates are.
+
+    Any in-context map from a space into itself is a velocity in Euclidean space. Subclass `Field`
+    for one on a manifold or of second order, and write `evaluate` or `condition` as for every
+    in-context map.
+
+    Examples:
+        >>> class Rotation(pf.fields.Field):
+        ...     manifold = pf.Sphere()
+        ...     def evaluate(self, mu, x):
+        ...         return torch.stack([-x[..., 1], x[..., 0]], -1)
+        >>> start = pf.Measure(torch.tensor([[1.0, 0.0]]))
+        >>> pf.flow(Rotation(), start, t1=torch.pi / 2)[-1].atoms.round(decimals=4).abs()
+        tensor([[0., 1.]])
+    """
+
+    manifold: Manifold = Euclidean()
+    """The manifold that points lie on and velocities are tangent to."""
+    second_order: ClassVar[bool] = False
+    """Whether tokens are pairs $(x,v)$ of positions and velocities."""
+
+
+class TimeDependent(Field, ABC):
+    r"""A velocity $V_t[\mu](x)$ that depends on time; an author writes `at_time`.
+
+    It can be evaluated only at a time: in a flow, or as `field.at_time(t)`.
+
+    Examples:
+        >>> class Growing(pf.fields.TimeDependent):
+        ...     def at_time(self, t):
+        ...         return pf.Pointwise(lambda x: t * x)
+        >>> pf.flow(Growing(), pf.Measure(torch.ones(1, 1)), t1=1.0)[-1].atoms  # exp(1/2)
+        tensor([[1.6487]])
+    """
+
+    @abstractmethod
+    def at_time(self, t: float) -> InContextMap:
+        """The velocity at a time."""
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        raise ValueError(_needs_time(self))
+
+
+def _needs_time(field: TimeDependent) -> str:
+    return (
+        f"{type(field).__name__} depends on time, and has no value outside a flow. Use it in "
+        "`pf.Flow(field, t1=...)`, or choose a time: `pf.fields.at_time(field, t)`."
+    )
+
+
+@relations_inside.register(TimeDependent)
+def _(gamma: TimeDependent, mu: Measure) -> list[Relation]:
+    raise ValueError(_needs_time(gamma))
+
+
+@singledispatch
+def at_time(gamma: InContextMap, t: float) -> InContextMap:
+    """Any in-context map at a time: itself, unless something inside depends on time.
+
+    Args:
+        gamma: the map.
+        t: the time.
+    """
+    return gamma
+
+
+@at_time.register(TimeDependent)
+def _(gamma: TimeDependent, t: float) -> InContextMap:
+    return gamma.at_time(t)
+
+
+@at_time.register(Container)
+def _(gamma: Container, t: float) -> InContextMap:
+    parts = gamma.parts()
+    now = [at_time(part, t) for part in parts]
+    return gamma if all(map(is_, now, parts)) else gamma.with_parts(now)
+
+
+def manifold_of(gamma: InContextMap) -> Manifold:
+    """The manifold of any in-context map: Euclidean space, unless it is a `Field` on another."""
+    return gamma.manifold if isinstance(gamma, Field) else Euclidean()
+
+
+def is_second_order(gamma: InContextMap) -> bool:
+    """Whether the tokens of any in-context map are pairs of positions and velocities."""
+    if isinstance(gamma, Field) and gamma.second_order:
+        return True
+    return isinstance(gamma, Container) and any(map(is_second_order, gamma.parts()))
+
+
+def summands(field: InContextMap) -> list[InContextMap]:
+    """The parts of a `Sum`; none for any other field."""
+    return list(field) if isinstance(field, Sum) else []
+
+
+def _share_space(whole: Field, fields: Sequence[InContextMap]) -> None:
+    """Give a field the dimensions and the manifold of its parts; raise if these differ."""
     if not fields:
         raise ValueError("Expected at least one field, got none.")
     for field in fields:
-        check_kind("fields", field, InContextMap, _FIX)
+        fix = "A module becomes one with `pf.Pointwise(module)`."
+        check_kind("fields", field, InContextMap, fix)
     for name in ("dim", "context_dim", "out_dim"):
         sizes = {getattr(f, name) for f in fields} - {None}
         if len(sizes) > 1:
             raise ValueError(f"Fields must share their space, got dimensions {sorted(sizes)}.")
-        setattr(self, name, sizes.pop() if sizes else None)
+        setattr(whole, name, sizes.pop() if sizes else None)
     manifolds = {manifold_of(f) for f in fields}
     if len(manifolds) > 1:
         raise ValueError(f"Fields must share their manifold, got {sorted(map(str, manifolds))}.")
-    setattr(self, "manifold", manifolds.pop())  # noqa: B010
+    whole.manifold = manifolds.pop()
 
 
-class Sum(Container):
+class Sum(Container, Field):
     r"""The field $\sum_kV_k[\mu](x)$, such as attention plus MLP.
 
     `Euler` adds the parts and then moves; `LieSplit` moves by each in turn, as the layers of a
@@ -63,9 +164,9 @@ class Sum(Container):
         2
     """
 
-    def __init__(self, *fields: InContextMap):
+    def __init__(self, *fields: InContextMap) -> None:
         super().__init__()
-        adopt(self, fields)
+        _share_space(self, fields)
         self.fields = nn.ModuleList(fields)
 
     def __iter__(self) -> Iterator[InContextMap]:
@@ -81,12 +182,11 @@ class Sum(Container):
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
-        answers = [
+        first, *others = (
             part.condition(mu, queries, within(starts, f"{k}")) for k, part in enumerate(self)
-        ]
+        )
 
         def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            first, *others = answers
             total = first(x, t)
             for other in others:
                 total = total + other(x, t)
@@ -95,53 +195,66 @@ class Sum(Container):
         return answer
 
 
-class Projected(Container):
+@lipschitz_bound.register(Sum)
+def _(gamma: Sum, radius: float) -> Lipschitz:
+    """The sum of the bounds."""
+    first, *others = (lipschitz_bound(part, radius) for part in gamma)
+    return sum(others, first)
+
+
+class Tangent(Container, Field):
     """The tangent part of a field on a manifold.
 
     Args:
         field: any in-context map into its own space.
-        manifold: where points live.
+        manifold: the manifold that points lie on.
 
     Examples:
-        >>> field = pf.fields.Projected(pf.Attention(3), pf.Sphere())
+        >>> field = pf.fields.Tangent(pf.Attention(3), pf.Sphere())
         >>> mu = pf.Measure(torch.randn(9, 3)).push(pf.Sphere().retract)
         >>> (field(mu, mu.atoms) * mu.atoms).sum(-1).abs().max() < 1e-6
         tensor(True)
     """
 
-    def __init__(self, field: InContextMap, manifold: Manifold):
+    def __init__(self, field: InContextMap, manifold: Manifold) -> None:
         super().__init__()
-        adopt(self, [field])
+        _share_space(self, [field])
         check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
         self.field, self.manifold = field, manifold
 
     def parts(self) -> Sequence[InContextMap]:
         return (self.field,)
 
-    def with_parts(self, parts: Sequence[InContextMap]) -> Projected:
+    def with_parts(self, parts: Sequence[InContextMap]) -> Tangent:
         (field,) = parts
-        return Projected(field, self.manifold)
+        return Tangent(field, self.manifold)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
-        inner = self.field.condition(mu, queries, within(starts, "field"))
-        return lambda x, t: self.manifold.tangent(x, inner(x, t))
+        velocity = self.field.condition(mu, queries, within(starts, "field"))
+        return lambda x, t: self.manifold.tangent(x, velocity(x, t))
 
     def extra_repr(self) -> str:
-        """Where points live."""
         return str(self.manifold)
 
 
-class Layers(Container):
+@lipschitz_bound.register(Tangent)
+def _(gamma: Tangent, radius: float) -> Lipschitz:
+    """The bound of the field, and that of the projection of a vector as long as it."""
+    bound = lipschitz_bound(gamma.field, radius)
+    return replace(bound, x=bound.x + projection_lipschitz(gamma.manifold, bound.reach))
+
+
+class Layers(TimeDependent, Container):
     r"""Layers of one kind that follow each other in time, their tensors interpolated.
 
-    Layer $\ell$ of $L$ is the field at time $\ell T/L$; between, their tensors are interpolated
-    linearly, and after the last they stay. So `Euler(steps=L)` on $[0,T]$ is the residual network
-    of these layers with step $T/L$, and finer solvers are its depth limit.
+    Layer $\ell$ of $L$ is the field at time $\ell T/L$. Between two layers their tensors are
+    interpolated linearly, and after the last they stay. So `Euler(steps=L)` on $[0,T]$ is the
+    residual network of these layers with step $T/L$, and finer solvers are its depth limit.
 
     Args:
-        layers: the layers, with parameters of the same names and shapes.
+        layers: the layers, with tensors of the same names and shapes.
         t1: $T$.
 
     Examples:
@@ -154,9 +267,9 @@ class Layers(Container):
         True
     """
 
-    def __init__(self, layers: Sequence[InContextMap], *, t1: float = 1.0):
+    def __init__(self, layers: Sequence[InContextMap], *, t1: float = 1.0) -> None:
         super().__init__()
-        adopt(self, list(layers))
+        _share_space(self, list(layers))
         check_number("t1", t1)
         shapes = [
             {name: p.shape for name, p in m.state_dict(keep_vars=True).items()} for m in layers
@@ -169,83 +282,46 @@ class Layers(Container):
             )
         self.layers, self.t1 = nn.ModuleList(layers), t1
 
-    def at_time(self, t: float) -> InContextMap:
-        """The layer at that time, or what lies between two."""
-        place = min(max(t / self.t1 * len(self.layers), 0.0), len(self.layers) - 1.0)
-        near = round(place)
-        if abs(place - near) < 1e-9:  # times on the grid are exact only up to rounding
-            return cast(InContextMap, self.layers[near])
-        low = int(place)
-        before, after = (cast(InContextMap, self.layers[k]) for k in (low, low + 1))
-        return _between(before, after, place - low)
-
-    def extra_repr(self) -> str:
-        """When they end."""
-        return f"t1={self.t1:g}"
-
     def parts(self) -> Sequence[InContextMap]:
-        return tuple(cast(Iterator[InContextMap], iter(self.layers)))
+        return tuple(cast(Iterator[InContextMap], self.layers))
 
     def with_parts(self, parts: Sequence[InContextMap]) -> Layers:
         return Layers(parts, t1=self.t1)
 
-    def condition(
-        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
-    ) -> Answer:
-        """The first layer."""
-        return self.at_time(0.0).condition(mu, queries, starts)
+    def at_time(self, t: float) -> InContextMap:
+        layers = self.parts()
+        position = min(max(t / self.t1 * len(layers), 0.0), len(layers) - 1.0)
+        nearest = round(position)
+        if abs(position - nearest) < 1e-9:  # times of a grid are exact only up to rounding
+            return layers[nearest]
+        before = int(position)
+        return _interpolated(layers[before], layers[before + 1], position - before)
+
+    def extra_repr(self) -> str:
+        return f"t1={self.t1:g}"
 
 
-@relations_inside.register(Layers)
-def _(field: Layers, mu: Measure) -> list[Relation]:
-    return relations_inside(field.at_time(0.0), mu)
-
-
-@lipschitz_bound.register(Sum)
-def _(field: Sum, radius: float) -> Lipschitz:
-    first, *others = (lipschitz_bound(part, radius) for part in field)
-    return sum(others, first)
-
-
-@lipschitz_bound.register(Projected)
-def _(field: Projected, radius: float) -> Lipschitz:
-    return turned(lipschitz_bound(field.field, radius), field.manifold)
-
-
-def turned(bound: Lipschitz, manifold: Manifold) -> Lipschitz:
-    """The bound of the tangent part."""
-    return replace(bound, x=bound.x + manifold.turn(bound.reach))
-
-
-def manifold_of(field: InContextMap) -> Manifold:
-    """Where the points of a field live: Euclidean space, unless it says otherwise."""
-    return getattr(field, "manifold", Euclidean())
-
-
-def at_time(field: InContextMap, t: float) -> InContextMap:
-    """A field at a time of a flow: itself, unless it or a part of it depends on time."""
-    own = getattr(field, "at_time", None)
-    if own is not None:
-        return own(t)
-    if not isinstance(field, Container):
-        return field
-    parts = field.parts()
-    now = [at_time(part, t) for part in parts]
-    same = all(a is b for a, b in zip(now, parts, strict=True))
-    return field if same else field.with_parts(now)
-
-
-def _between(a: InContextMap, b: InContextMap, share: float) -> InContextMap:
-    """A copy of `a` whose tensors are interpolated, differentiable in both."""
-    new = copied(a)
+def _interpolated(a: InContextMap, b: InContextMap, weight: float) -> InContextMap:
+    """A copy of `a` with tensors interpolated towards those of `b`, differentiable in both."""
+    new = _shallow_copy(a)
     for here, there in zip(new.modules(), b.modules(), strict=True):
-        for held, others in (
+        for own, others in (
             (here._parameters, there._parameters),
             (here._buffers, there._buffers),
         ):
-            for name, p in held.items():
+            for name, p in own.items():
                 if p is not None and p.is_floating_point():
-                    held[name] = torch.lerp(p, others[name], share)  # type: ignore
+                    own[name] = torch.lerp(p, others[name], weight)  # type: ignore
+    return new
+
+
+def _shallow_copy(module: M) -> M:
+    """A copy of a module and the modules inside; tensors and other attributes are shared."""
+    new = copy.copy(module)
+    for kind in ("_parameters", "_buffers"):
+        new.__dict__[kind] = dict(getattr(module, kind))
+    children = {name: m and _shallow_copy(m) for name, m in module._modules.items()}
+    new.__dict__["_modules"] = children
     return new
 
 
@@ -253,7 +329,7 @@ def of_transformer(model: Composition) -> Sum:
     r"""The depth limit of a transformer: the field $\mathcal A_t+H_t$, interpolated in depth.
 
     With `LieSplit(steps=L)` on $[0,Lh]$ its flow is the transformer of $L$ blocks with step $h$
-    itself; finer solvers are what it would be with more blocks between.
+    itself; finer solvers show what it would be with more blocks in between.
 
     Args:
         model: `pf.Transformer(dim, depth=L, step=h)` without LayerNorm or with `PreNorm`.
@@ -277,3 +353,12 @@ def of_transformer(model: Composition) -> Sum:
     t1 = len(blocks) / 2 * steps.pop()
     inner = [m.gamma for m in blocks]
     return Sum(Layers(inner[::2], t1=t1), Layers(inner[1::2], t1=t1))
+
+
+def register_tensors(module: nn.Module, **tensors: Tensor) -> None:
+    """Register an `nn.Parameter` as a parameter, any other tensor as a buffer."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, nn.Parameter):
+            module.register_parameter(name, tensor)
+        else:
+            module.register_buffer(name, tensor)

@@ -1,7 +1,11 @@
-"""Is there a continuous in-context map? The search for a place where there is none."""
+"""Is there a continuous in-context map? The search for a point where there is none."""
 
-from ._calls import BlackBox as BlackBox, Caller as Caller
-from ._constants import Pair as Pair, quotient as quotient, steepest as steepest
+from ._box import Box as Box, Law as Law
+from ._candidates import (
+    Candidates as Candidates,
+    SearchBudget as SearchBudget,
+    WidestGap as WidestGap,
+)
 from ._jumps import (
     GROWS as GROWS,
     PRECISION as PRECISION,
@@ -9,12 +13,11 @@ from ._jumps import (
     Precision as Precision,
     continuity as continuity,
 )
-from ._search import (
-    RATIO as RATIO,
-    Box as Box,
-    Effort as Effort,
-    Herd as Herd,
-    Law as Law,
-    Search as Search,
-    Ticker as Ticker,
+from ._search import RATIO as RATIO, Search as Search
+from ._steepest import (
+    Moves as Moves,
+    Pair as Pair,
+    Response as Response,
+    measured as measured,
+    steepest as steepest,
 )

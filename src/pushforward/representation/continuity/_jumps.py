@@ -1,9 +1,20 @@
-r"""(B2) for a black box: refuted, or not.
+r"""(B2) for a black box: refuted, or not [A, Thm. 1].
 
-The largest gap found at distance $h$ is fitted by $h^{1-p}$. If it does not vanish fast enough,
-the places found are looked at again at scales down to $10^{-11}$, for probes of several masses
-$\eta$: a steep map has a steepest slope $K$ that does not depend on $\eta$; where $K(\eta)$ grows
-as $\eta\to0$, or a gap stays open, no continuous $G$ can be.
+A continuous $G$ exists only if the image $y_\eta(x)$ of a small mass $\eta$ at $x$ has a limit as
+$\eta\to0$ that is continuous in $x$. A jump cannot be seen, only a steep slope; what separates the
+two is what happens as distances $h$ and masses $\eta$ become small:
+
+1. *Search.* At distances $h$ from 0.3 down to $10^{-6}$ of the box, with masses $\eta\ll h$, find
+   the widest gap $|y_\eta(x)-y_\eta(x+hu)|$ over contexts, points and directions (`Search`).
+2. *Fit.* Fit the gaps by $h^{1-p}$. If $p$ is at most 0.8, gaps close: a continuous map ($p=0$:
+   Lipschitz; $0<p<1$: Hölder of exponent $1-p$). Not refuted.
+3. *Zoom.* Otherwise the map may jump, or be steeper than the smallest distance resolves. From
+   every widest gap go on to distances of $2\cdot10^{-11}$, with several masses from $10^{-5}$ to
+   $10^{-13}$, improving candidates on the way.
+4. *Compare masses.* $K(\eta)$ is the largest quotient gap/h that any candidate of the zoom shows
+   with mass $\eta$. A steep but continuous map has a largest slope that does not depend on the
+   mass: $K$ stops growing. Refuted if $K$ grows like a power of $1/\eta$ up to the smallest
+   masses, or if gaps do not close at all for most masses.
 """
 
 from __future__ import annotations
@@ -15,27 +26,31 @@ from dataclasses import dataclass
 import torch
 
 from ..._tools.fits import line_slope
-from ._search import RATIO, Herd, Scale, Search
+from ._candidates import Candidates, WidestGap
+from ._search import RATIO, Search
 
-LIPSCHITZ_LIKE = 0.8
-"""Exponents up to this are those of a continuous map."""
+LARGEST_CONTINUOUS = 0.8
+"""Exponents p up to this belong to continuous maps; fits of continuous ones stay below it."""
+
+LEAST_HOLDER = 0.1
+"""Exponents p from this on are reported as Hölder continuous, not Lipschitz."""
 
 FEW = 4
-"""Places that are looked at more closely where each look is a call of its own."""
+"""Gaps that the zoom starts from if every candidate takes calls of its own."""
 
 GROWS = 0.2
-r"""Exponents of $K(\eta)$ above this are those of no continuous map."""
+r"""If $K(\eta)$ grows faster than $\eta^{-0.2}$, no continuous map has it."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a dtype can resolve.
+    """Distances and masses that a dtype resolves, distances in units of the box.
 
     Args:
         hs: distances of the search.
         least_eta: the smallest mass.
-        fit: distances from which on the exponent is fitted.
-        zoom: the smallest distance.
+        fit: the exponent is fitted at distances up to this.
+        zoom: the smallest distance of the zoom.
         etas: masses of the zoom.
     """
 
@@ -59,133 +74,138 @@ PRECISION = {
 
 @dataclass(frozen=True, eq=False)
 class Continuity:
-    r"""What the search says about continuity.
+    r"""What the search found out about continuity.
 
     Args:
-        refuted: whether no continuous $G$ can be.
+        refuted: whether no continuous $G$ exists.
         exponent: $p$ in gap $\sim h^{1-p}$.
         error: its standard error.
-        slope: the largest quotient seen, a lower bound of the Lipschitz constant of $G$ in $x$.
+        slope: the largest quotient gap/h, a lower bound of the Lipschitz constant of $G$ in $x$.
+        witness: the gap that shows this quotient.
+        gaps: the widest gap at each distance of the search.
         table: pairs $(\eta,K(\eta))$ of the zoom, empty if there was none.
         growth: the exponent of $K$ in $1/\eta$, NaN without a zoom.
-        open: whether gaps stayed open at the smallest distance for most masses.
-        scales: what was found at each distance.
-        smallest: the smallest distance and mass looked at.
-        witness: the candidate that shows it, and the distance and mass at which it does.
+        smallest: the smallest distance and the smallest mass.
     """
 
     refuted: bool
     exponent: float
     error: float
     slope: float
+    witness: WidestGap
+    gaps: tuple[WidestGap, ...]
     table: tuple[tuple[float, float], ...]
     growth: float
-    open: bool
-    scales: tuple[Scale, ...]
     smallest: tuple[float, float]
-    witness: tuple[Herd, float, float]
 
     @property
     def holder(self) -> bool:
-        """Whether it looks continuous but not Lipschitz."""
-        return not self.refuted and 0.1 < self.exponent <= LIPSCHITZ_LIKE
+        """Whether the gaps are those of a continuous map that is not Lipschitz."""
+        return not self.refuted and LEAST_HOLDER < self.exponent <= LARGEST_CONTINUOUS
 
 
-def continuity(search: Search, precision: Precision, scale: float, noise: float) -> Continuity:
-    """Search, fit, and look closer where that does not settle it.
+def continuity(search: Search, precision: Precision) -> Continuity:
+    """Search for a jump, fit an exponent, and zoom in if that does not decide.
 
     Args:
-        search: the black box and where to look.
-        precision: what its dtype resolves.
-        scale: the size of the box, by which distances are multiplied.
-        noise: gaps up to this are rounding.
+        search: the black box and where to search.
+        precision: distances and masses that its dtype resolves.
     """
+    scale, noise = search.box.size, search.box.noise
     hs = [scale * h for h in precision.hs]
-    scales = search.scales(hs, precision.least_eta)
-    late = [s for s in scales if s.h <= scale * precision.fit] or scales[-3:]
-    quotients = [max(s.gap, noise) / s.h for s in late]
-    exponent, error = line_slope([-math.log(s.h) for s in late], [math.log(q) for q in quotients])
-    if late[-1].gap <= 2 * noise:
-        exponent, error = 0.0, 0.0
-    steepest = max(scales, key=lambda s: s.gap / s.h)
-    slope = steepest.gap / steepest.h
-    best = (steepest.best, steepest.h, steepest.eta)
-    smallest = (hs[-1], min(s.eta for s in scales))
-    if exponent <= LIPSCHITZ_LIKE:
+    gaps = tuple(search.widest_gaps(hs, precision.least_eta))
+    exponent, error = _exponent(gaps, scale * precision.fit, noise)
+    witness = max(gaps, key=_quotient)
+    if exponent <= LARGEST_CONTINUOUS:
+        smallest = (hs[-1], min(g.eta for g in gaps))
         return Continuity(
-            False, exponent, error, slope, (), math.nan, False, tuple(scales), smallest, best
+            False, exponent, error, _quotient(witness), witness, gaps, (), math.nan, smallest
         )
-    places, opened = _zoom(search, scales, precision.etas, scale * precision.zoom, noise)
+    end = scale * precision.zoom
+    steepest, stay_open = _zoom(search, gaps, precision.etas, end, noise)
     table = []
-    for eta in precision.etas:  # each mass at the places that any of them found
-        steepness = 0.0
-        for place, h in places:
-            herd = place.with_eta(eta)
-            herd.gap = search.gaps(herd, h)
-            steepness = max(steepness, float(herd.gap) / h)
-            if float(herd.gap) / h > slope:
-                slope, best = float(herd.gap) / h, (herd, h, eta)
-        table.append((eta, steepness))
+    for eta in precision.etas:
+        # Each mass at the steepest candidate of every mass: the maximum over the same candidates.
+        same = [_measured(search, found, eta) for found in steepest]
+        table.append((eta, max(map(_quotient, same))))
+        witness = max([witness, *same], key=_quotient)
     growth, recent = _growth(table), _growth(table[-3:])
-    # A slope that has stopped growing is bounded, unless the smallest distance stops it.
-    largest = max(s.gap for s in scales)
-    limited = table[-1][1] * scale * precision.zoom > 0.05 * largest
+    # A K that has stopped growing belongs to a bounded slope; unless it stopped because gaps as
+    # wide as those of the search do not fit into the smallest distance.
+    limited = table[-1][1] * end > 0.05 * max(g.gap for g in gaps)
     grows = growth > GROWS and (recent > GROWS or limited)
-    smallest = (scale * precision.zoom, precision.etas[-1])
     return Continuity(
-        grows or opened, exponent, error, slope, tuple(table), growth, opened,
-        tuple(scales), smallest, best,
+        grows or stay_open, exponent, error, _quotient(witness), witness, gaps, tuple(table),
+        growth, (end, precision.etas[-1]),
     )  # fmt: skip
 
 
-Place = tuple[Herd, float]
-"""A candidate and the distance at which it is steep."""
+def _quotient(found: WidestGap) -> float:
+    return found.gap / found.h
+
+
+def _exponent(gaps: Sequence[WidestGap], largest: float, noise: float) -> tuple[float, float]:
+    """The exponent p of gap ~ h^(1-p) at small distances, and its standard error."""
+    late = [g for g in gaps if g.h <= largest] or gaps[-3:]
+    if late[-1].gap <= 2 * noise:  # the gap has closed
+        return 0.0, 0.0
+    quotients = [max(g.gap, noise) / g.h for g in late]
+    return line_slope([-math.log(g.h) for g in late], [math.log(q) for q in quotients])
+
+
+def _measured(search: Search, found: WidestGap, eta: float) -> WidestGap:
+    """The same candidate with another mass."""
+    candidate = found.candidate.with_eta(eta)
+    candidate.gap = search.gaps(candidate, found.h)
+    return WidestGap(found.h, eta, float(candidate.gap), candidate)
 
 
 def _zoom(
-    search: Search, scales: list[Scale], etas: tuple[float, ...], end: float, noise: float
-) -> tuple[list[Place], bool]:
-    """From all places found, down to the smallest distance, made better on the way.
+    search: Search, gaps: Sequence[WidestGap], etas: tuple[float, ...], end: float, noise: float
+) -> tuple[list[WidestGap], bool]:
+    """From every widest gap down to the smallest distance, with every mass.
 
-    The steepest place for each mass, and whether gaps stayed open for most of them.
+    Returns the steepest candidate for each mass, and whether gaps stayed open for most masses.
     """
-    herds: dict[int, Herd] = {}
-    # The last places come from the first; one call each, all of them would take long.
-    waiting = list(scales) if search.caller.batched else list(scales[-FEW:])
+    # Late candidates descend from early ones. If calls are slow, the last few have to do.
+    waiting = list(gaps) if search.black_box.batched else list(gaps[-FEW:])
+    batches: dict[int, Candidates] = {}
+    steepest: dict[float, WidestGap] = {}
+    widest: list[dict[float, float]] = []
     h = waiting[0].h
-    best: dict[float, tuple[float, Place]] = {}
-    trail: list[dict[float, float]] = []
     while h > end:
         while waiting and waiting[0].h >= h * (1 - 1e-9):
-            place = waiting.pop(0).best
-            size = place.atoms.shape[1]
+            candidate = waiting.pop(0).candidate
+            n = candidate.atoms.shape[1]
             for eta in etas:
-                one = place.with_eta(eta)
-                herds[size] = herds[size].joined(one) if size in herds else one
+                one = candidate.with_eta(eta)
+                batches[n] = batches[n].joined(one) if n in batches else one
         before, h = h, max(h / RATIO, end)
-        herds = {k: search.refine(search.cut(v, before, h), h) for k, v in herds.items()}
-        trail.append({})
+        batches = {n: search.refine(search.cut(b, before, h), h) for n, b in batches.items()}
+        widest.append({})
         search.tick()
         for eta in etas:
-            tops = [_top(herd, eta) for herd in herds.values()]
-            top = max(tops, key=lambda herd: float(herd.gap))
-            gap = trail[-1][eta] = float(top.gap)
-            if gap > 4 * noise and gap / h > best.get(eta, (0.0,))[0]:
-                best[eta] = gap / h, (top, h)
-    before_last = trail[max(-3, -len(trail))]
-    open_gaps = [t > 16 * noise and t > 0.5 * before_last[eta] for eta, t in trail[-1].items()]
-    places = [place for _, place in best.values()] or [(scales[-1].best, scales[-1].h)]
-    return places, sum(open_gaps) > len(etas) / 2
+            best = max((_widest(b, eta) for b in batches.values()), key=lambda b: float(b.gap))
+            found = WidestGap(h, eta, float(best.gap), best)
+            widest[-1][eta] = found.gap
+            # Gaps near rounding have meaningless quotients.
+            steeper = eta not in steepest or _quotient(found) > _quotient(steepest[eta])
+            if found.gap > 4 * noise and steeper:
+                steepest[eta] = found
+    # Open: above rounding, and in the last two steps (a factor 10 in h) it has not halved.
+    earlier = widest[max(-3, -len(widest))]
+    stay_open = [gap > 16 * noise and gap > 0.5 * earlier[eta] for eta, gap in widest[-1].items()]
+    return list(steepest.values()) or [gaps[-1]], sum(stay_open) > len(etas) / 2
 
 
-def _top(herd: Herd, eta: float) -> Herd:
-    """The candidate of a mass with the largest gap."""
-    of_mass = (herd.eta / eta - 1).abs() < 1e-3
-    return herd.pick(herd.gap.masked_fill(~of_mass, -1).argmax()[None])
+def _widest(batch: Candidates, eta: float) -> Candidates:
+    """Of the candidates with a given mass the one with the widest gap."""
+    with_mass = (batch.eta / eta - 1).abs() < 1e-3
+    return batch.pick(batch.gap.masked_fill(~with_mass, -1).argmax()[None])
 
 
 def _growth(table: Sequence[tuple[float, float]]) -> float:
-    r"""The exponent of $K$ in $1/\eta$; 0 where masses do not matter and there is but one."""
+    r"""The exponent of $K$ in $1/\eta$; 0 if there is only one mass."""
     if len(table) < 2:
         return 0.0
     return line_slope(

@@ -1,17 +1,20 @@
-"""Where points live: Euclidean space, a sphere, a torus."""
+"""The manifolds that points of a flow lie on: Euclidean space, a sphere, a torus."""
+
+from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_number, check_sizes, holds
+from ..._tools.checks import check_number, check_sizes, holds
 
 
 class Manifold(ABC):
-    r"""A part of $\mathbb R^d$ that velocities are tangent to, and that points return to."""
+    r"""A subset of $\mathbb R^d$ that velocities are tangent to and points stay on."""
 
     @abstractmethod
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
@@ -21,13 +24,9 @@ class Manifold(ABC):
     def retract(self, x: Tensor) -> Tensor:
         """The nearest point of the manifold."""
 
-    def turn(self, size: float) -> float:
-        """How fast the tangent part of a vector of that size turns on the manifold, at most."""
-        raise NotImplementedError(f"No Lipschitz bound on {self} is known here.")
-
     @abstractmethod
     def embed(self, x: Tensor) -> Tensor:
-        """The points in a space where near and far are what they are on the manifold."""
+        """The points in a Euclidean space where points close on the manifold are close."""
 
     @abstractmethod
     def check(self, name: str, x: Tensor) -> None:
@@ -38,29 +37,24 @@ class Manifold(ABC):
 class Euclidean(Manifold):
     r"""All of $\mathbb R^d$."""
 
-    def tangent(self, x, v):
-        """All of it."""
+    def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v
 
-    def retract(self, x):
-        """The point itself."""
+    def retract(self, x: Tensor) -> Tensor:
         return x
 
-    def turn(self, size):
-        """Not at all."""
-        return 0.0
-
-    def embed(self, x):
-        """The points themselves."""
+    def embed(self, x: Tensor) -> Tensor:
         return x
 
-    def check(self, name, x):
-        """Everything lies in it."""
+    def check(self, name: str, x: Tensor) -> None:
+        pass
 
 
 @dataclass(frozen=True)
 class Sphere(Manifold):
     r"""The sphere $|x|=R$ in $\mathbb R^d$.
+
+    The tangent part of $v$ is $v-\langle x,v\rangle x/|x|^2$, the nearest point $Rx/|x|$.
 
     Args:
         radius: $R$.
@@ -73,27 +67,19 @@ class Sphere(Manifold):
 
     radius: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_number("radius", self.radius)
 
-    def tangent(self, x, v):
-        r"""$v-\langle x,v\rangle x/|x|^2$."""
+    def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v - (x * v).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True) * x
 
-    def retract(self, x):
-        r"""$Rx/|x|$."""
+    def retract(self, x: Tensor) -> Tensor:
         return x * (self.radius / x.norm(dim=-1, keepdim=True))
 
-    def turn(self, size):
-        r"""$|(xx^\top-yy^\top)v|/R^2\le2|x-y||v|/R$."""
-        return 2 * size / self.radius
+    def embed(self, x: Tensor) -> Tensor:
+        return x  # chords instead of arcs
 
-    def embed(self, x):
-        """The points themselves, chords for arcs."""
-        return x
-
-    def check(self, name, x):
-        """Up to rounding."""
+    def check(self, name: str, x: Tensor) -> None:
         radii = x.detach().norm(dim=-1)
         if x.shape[-1] == 1:
             raise ValueError(f"`{name}` lies on a line, where a sphere is two points.")
@@ -123,32 +109,58 @@ class Torus(Manifold):
     period: float = 2 * math.pi
     axes: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_number("period", self.period)
         check_sizes(axes=self.axes)
 
-    def tangent(self, x, v):
-        """All of it."""
+    def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v
 
-    def retract(self, x):
-        """Modulo the period."""
-        angles, rest = self._split(x)
+    def retract(self, x: Tensor) -> Tensor:
+        angles, others = self._split(x)
         angles = angles.remainder(self.period)
-        angles = angles.masked_fill(angles >= self.period, 0)  # a tiny negative one is rounded up
-        return torch.cat([angles, rest], -1)
+        # The remainder of a tiny negative angle is rounded up to the period itself.
+        angles = angles.masked_fill(angles >= self.period, 0)
+        return torch.cat([angles, others], -1)
 
-    def embed(self, x):
-        """Every angle on a circle of that circumference, chords for arcs."""
-        angles, rest = self._split(x)
+    def embed(self, x: Tensor) -> Tensor:
+        # Every angle becomes a point of a circle of circumference P: chords instead of arcs.
+        angles, others = self._split(x)
         radius = self.period / (2 * math.pi)
-        turns = angles / radius
-        return torch.cat([radius * turns.cos(), radius * turns.sin(), rest], -1)
+        radians = angles / radius
+        return torch.cat([radius * radians.cos(), radius * radians.sin(), others], -1)
+
+    def check(self, name: str, x: Tensor) -> None:
+        pass  # every point stands for an angle
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Angles and the rest."""
+        """The angles, and the other coordinates."""
         axes = x.shape[-1] if self.axes is None else min(self.axes, x.shape[-1])
         return x[..., :axes], x[..., axes:]
 
-    def check(self, name, x):
-        """Every point stands for one."""
+
+@singledispatch
+def projection_lipschitz(manifold: Manifold, size: float) -> float:
+    """A Lipschitz constant, in the point, of the tangent part of a vector.
+
+    Args:
+        manifold: the manifold; one of your own gets its constant by
+            `projection_lipschitz.register`.
+        size: the largest norm of the vector.
+
+    Examples:
+        >>> pf.fields.projection_lipschitz(pf.Sphere(2.0), 3.0)
+        3.0
+    """
+    raise NotImplementedError(f"No Lipschitz bound on {manifold} is known here.")
+
+
+@projection_lipschitz.register(Euclidean)
+def _(manifold: Euclidean, size: float) -> float:
+    return 0.0
+
+
+@projection_lipschitz.register(Sphere)
+def _(manifold: Sphere, size: float) -> float:
+    r"""$|(xx^\top-yy^\top)v|/R^2\le2|x-y||v|/R$."""
+    return 2 * size / manifold.radius

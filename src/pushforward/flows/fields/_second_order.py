@@ -1,0 +1,123 @@
+r"""Second-order systems $\dot x=v$, $\dot v=F$ on tokens $(x,v)$."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..._tools.checks import check_kind
+from ..._tools.precision import widen
+from ..._tools.types import Images, Queries
+from ...maps import Answer, Container, InContextMap, within
+from ...measures import Measure
+from ...sinkhorn import Starts
+from ._field import Field
+from ._interactions import by_rows
+
+
+class SecondOrder(Container, Field):
+    r"""The system $\dot x=v$, $\dot v=F(\mu,(x,v))$ on tokens $(x,v)\in\mathbb R^{2d}$.
+
+    Args:
+        force: an in-context map from $\mathbb R^{2d}$ to $\mathbb R^d$, such as a `Pairwise`
+            whose kernel reads positions and velocities.
+
+    Examples:
+        >>> spring = pf.fields.Pairwise(lambda z, w: w[..., :1] - z[..., :1])
+        >>> field = pf.fields.SecondOrder(spring)
+        >>> field(pf.Measure(torch.tensor([[0.0, 1.0], [2.0, 0.0]])), torch.tensor([[0.0, 1.0]]))
+        tensor([[1., 1.]])
+    """
+
+    second_order: ClassVar[bool] = True
+
+    def __init__(self, force: InContextMap) -> None:
+        super().__init__()
+        check_kind("force", force, InContextMap, "Use `pf.fields.Pairwise(kernel)`, say.")
+        self.force = force
+
+    def parts(self) -> Sequence[InContextMap]:
+        return (self.force,)
+
+    def with_parts(self, parts: Sequence[InContextMap]) -> SecondOrder:
+        (force,) = parts
+        return SecondOrder(force)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        acceleration = self.force.condition(mu, queries, within(starts, "force"))
+
+        def answer(x: Tensor, t: Tensor | None) -> Tensor:
+            position, velocity = halves(x)
+            force = acceleration(x, t)
+            if force.shape[-1] != position.shape[-1]:
+                raise ValueError(
+                    f"A force on positions in R^{position.shape[-1]} has as many coordinates, got "
+                    f"{force.shape[-1]}. Tokens are (x, v), positions first."
+                )
+            return torch.cat([velocity.expand(force.shape), force], -1)
+
+        return answer
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions and velocities of tokens $(x,v)$."""
+    if x.shape[-1] % 2:
+        raise ValueError(
+            f"Tokens of a second-order system are (x, v), of even dimension, got {x.shape[-1]}."
+        )
+    position, velocity = x.chunk(2, -1)
+    return position, velocity
+
+
+class CuckerSmale(Field):
+    r"""Flocking: $\dot x=v$, $\dot v=\int\psi(|x-y|)\,(w-v)\,d\mu(y,w)$ on tokens $(x,v)$.
+
+    Velocities become equal if $D_V(0)<\int_{D_X(0)}^\infty\psi$, where $D$ are diameters.
+
+    Args:
+        influence: $\psi$ of distances; by default $\psi(r)=(1+r^2)^{-1/2}$, with which every flock
+            stays together.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+        >>> pf.fields.CuckerSmale()(mu, mu.atoms)
+        tensor([[ 1., -1.],
+                [-1.,  1.]])
+    """
+
+    second_order: ClassVar[bool] = True
+
+    def __init__(self, influence: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.influence = _slow_decay if influence is None else influence
+
+    def evaluate(self, mu: Measure, x: Queries) -> Images:
+        y, w = halves(widen(mu.atoms))
+        weights = mu.log_weights.softmax(-1)[..., None, :]
+
+        def moving(rows: Tensor) -> Tensor:
+            position, velocity = halves(widen(rows))
+            distances = torch.cdist(
+                *_same_batch(position, y), compute_mode="donot_use_mm_for_euclid_dist"
+            )
+            pull = self.influence(distances) * weights
+            # The integral of psi (w - v) is a product with all w, less its mass times v.
+            force = pull @ w - pull.sum(-1, keepdim=True) * velocity
+            return torch.cat([velocity.expand(force.shape), force], -1).to(x.dtype)
+
+        return by_rows(moving, x, mu.n)
+
+
+def _same_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Points with the batch axes of both."""
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    return x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:])
+
+
+def _slow_decay(r: Tensor) -> Tensor:
+    return (1 + r.square()).rsqrt()
