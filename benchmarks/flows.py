@@ -1,7 +1,7 @@
 """Time flows of softmax attention beside a naive loop and torchdiffeq with SDPA; write flows.md.
 
 Usage: python benchmarks/flows.py             (a quarter of an hour on two cores; writes flows.md)
-       python benchmarks/flows.py --cuda 4096 100000     (on a GPU; prints cuda_flows.txt)
+       python benchmarks/flows.py --cuda 4096 100000     (on a GPU; prints gpu_flows.txt)
 
 Each flow runs in a process of its own: N particles in R^3, float32, 100 steps of Euler or RK4 to
 t = 1. The error is against RK4 in float64 with 100 steps, up to 4,096 particles. KeOps is taken

@@ -180,12 +180,12 @@ def main():
             results["reductions"],
         ),
         memory=table(["", "2,048", "8,192", "32,768", "ratios"], results["memory"]),
-        cuda=written("cuda.txt"),
-        cuda_sinkhorn=written("cuda_sinkhorn.txt"),
+        gpu=written("gpu.txt"),
+        gpu_sinkhorn=written("gpu_sinkhorn.txt"),
         sinkhorn=written("sinkhorn.md"),
         stochastic=written("stochastic.md"),
         flows=written("flows.md"),
-        cuda_flows=written("cuda_flows.txt"),
+        gpu_flows=written("gpu_flows.txt"),
         verdicts=written("verdicts.md"),
         line=table(["", "ours, s", "error", "SciPy, s", "error"], results["line_transport"]),
     )
@@ -225,17 +225,17 @@ what the process held before. A dense 32,768 x 32,768 matrix takes 4,295 MB.
 
 ## On a GPU
 
-`average` with weights, as `benchmarks/cuda.py` prints it there. The tiles are plain PyTorch: they
+`average` with weights, as `benchmarks/gpu.py` prints it there. The tiles are plain PyTorch: they
 save memory, not time.
 
 ```
-{cuda}```
+{gpu}```
 
-Sinkhorn relations and attention, as `benchmarks/cuda_sinkhorn.py` prints it. To a tolerance, the
+Sinkhorn relations and attention, as `benchmarks/gpu_sinkhorn.py` prints it. To a tolerance, the
 kernel is stored while it takes at most 8 GiB.
 
 ```
-{cuda_sinkhorn}```
+{gpu_sinkhorn}```
 
 ## Sinkhorn
 
@@ -260,7 +260,7 @@ holds all pairs, and so does SDPA in float32 at a head dimension of three.
 On a GPU:
 
 ```
-{cuda_flows}```
+{gpu_flows}```
 
 ## Verdicts and audits
 

@@ -1,7 +1,7 @@
 """Sinkhorn on a CUDA device: time, peak memory and marginal error. Prints a table."""
 
 import torch
-from cuda import measure
+from gpu import measure
 
 import pushforward as pf
 
