@@ -68,7 +68,7 @@ def reductions(n, d):
     q, k, v = (torch.randn(n, d, requires_grad=True) for _ in range(3))
     bias = torch.randn(n, requires_grad=True)
     rows = []
-    for name in ops.__all__:
+    for name in ("average", "log_integral"):
         args = (q, k, v, bias) if name == "average" else (q, k, bias)
         part = slice(0, 256)
         exact = [t.detach().double() for t in args]
