@@ -1,13 +1,16 @@
 """Warnings that point at the caller's line, not at a line of this library."""
 
+import functools
 import sys
 import warnings
 from pathlib import Path
 
 import torch
 
-INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
-"""Files of this library and of PyTorch, and code without a file."""
+INSIDE = (
+    str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), functools.__file__, "<"
+)  # fmt: skip
+"""Files of this library, of PyTorch and of single dispatch, and code without a file."""
 
 
 class PushforwardWarning(UserWarning):

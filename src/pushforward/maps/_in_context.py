@@ -58,8 +58,9 @@ class InContextMap(nn.Module, ABC):
     r"""A map $\Gamma:(\mu,x)\mapsto\Gamma(\mu,x)$ of a context and a point [A, Def. 2].
 
     An author writes one of two methods: `evaluate(mu, x)`, the value at points, or
-    `condition(mu)`, which does the work that depends on the context alone and returns the function
-    of points and times. The class adds calls with checks, currying, push-forward and composition.
+    `condition(mu, queries=None, starts=None)`, which does the work that depends on the context
+    alone and returns a function of points and times. The class adds calls with checks, currying,
+    push-forward and composition.
 
     Examples:
         >>> class Attract(pf.InContextMap):
