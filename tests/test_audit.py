@@ -8,7 +8,7 @@ from audited import DATA, FIRST_THREE, attend, encoder
 from torch import nn
 
 import pushforward as pf
-from pushforward.auditing._calling import as_subject
+from pushforward.auditing._calling import as_box
 from pushforward.auditing._case import Baseline, selected
 from pushforward.representation import Verdict, zoo
 
@@ -165,11 +165,11 @@ def test_coarser_arithmetic_inside(inside):
 def test_rounding_of_deep_encoders_is_far_below_the_tolerance(dtype):
     """At most a few times the response to one rounding unit, of which fifty are allowed."""
     g, data = torch.Generator().manual_seed(0), DATA.to(dtype)
-    subject = as_subject(
+    box, _ = as_box(
         encoder(24, dtype), pf.Measure(data[:30]), pf.Measure(data[:31]), None, [False]
     )
     mu = pf.Measure(data)
-    baseline, order = Baseline.measure(subject, mu, None, g), torch.randperm(60, generator=g)
+    baseline, order = Baseline.measure(box, mu, None, g), torch.randperm(60, generator=g)
     assert 0 < baseline.change(selected(mu, order), order) < 5 * baseline.rounding
     twice = torch.arange(60).repeat(2)
     assert baseline.change(selected(mu, twice), twice) < 5 * baseline.rounding

@@ -9,10 +9,10 @@ from torch import nn
 
 import pushforward as pf
 from pushforward.auditing._inside import AttentionRecorder
-from pushforward.auditing._population import Population
-from pushforward.auditing._tensors import repetitions
 from pushforward.auditing.sections._depth import cloud_numbers
 from pushforward.auditing.sections._relations import head_numbers
+from pushforward.representation import Population
+from pushforward.representation.boxes import repetitions
 
 pytestmark = pytest.mark.unhooked
 

@@ -14,10 +14,10 @@ from pushforward.representation import (
     NotRecovered,
     call_model,
     rewritings,
-    why_unusable,
     zoo,
 )
-from pushforward.representation.continuity import Box, Moves, measured, steepest
+from pushforward.representation.boxes import why_unusable
+from pushforward.representation.continuity import Moves, Region, measured, steepest
 
 
 def draws(count, n=5):
@@ -68,11 +68,11 @@ def test_images_of_small_masses_are_those_of_the_map(scale):
             raise ValueError("one at a time")
         return gamma.push(mu)
 
-    together, one_by_one = (MapBox(f, measure(5)) for f in (gamma, single))
+    together, one_by_one = (MapBox(f, measure(5)).images() for f in (gamma, single))
     assert together.batched and together.differentiable
     assert not one_by_one.batched and one_by_one.differentiable
-    y = together.images(atoms, log_weights, x, eta)
-    assert torch.allclose(y, one_by_one.images(atoms, log_weights, x, eta), rtol=1e-12)
+    y = together.find(atoms, log_weights, x, eta)
+    assert torch.allclose(y, one_by_one.find(atoms, log_weights, x, eta), rtol=1e-12)
     for k in range(4):
         weights = torch.cat([(1 - eta[k]) * log_weights[k].exp(), eta[k : k + 1]])
         context = pf.Measure(torch.cat([atoms[k], x[k : k + 1]]), weights)
@@ -82,8 +82,8 @@ def test_images_of_small_masses_are_those_of_the_map(scale):
 def test_images_that_are_not_known_are_nan():
     """Two halves of the mass, neither of them the whole."""
     atoms, log_weights, x, eta = draws(3)
-    box = MapBox(zoo.splitting, measure(5))
-    assert box.images(atoms, log_weights, x, eta).isnan().all()
+    images = MapBox(zoo.splitting, measure(5)).images()
+    assert images.find(atoms, log_weights, x, eta).isnan().all()
 
 
 def test_answers_of_maps_and_of_their_push_forwards():
@@ -121,11 +121,13 @@ def test_maps_from_which_nothing_can_be_concluded():
         return m.moved(m.atoms + sum(seen))
 
     state = torch.get_rng_state()
-    assert why_unusable(after, mu, nu) == "it keeps state: a second call gives another output"
-    assert "a call changes the output of a later one" in why_unusable(remembers, mu, nu)
-    noisy = lambda m: m.atoms + torch.randn_like(m.atoms)
-    assert "it is random" in why_unusable(noisy, mu, nu)
-    assert why_unusable(MapBox(zoo.attention(2)).push, mu, nu) is None
+    assert (
+        why_unusable(MapBox(after), mu, nu) == "it keeps state: a second call gives another output"
+    )
+    assert "a call changes the output of a later one" in why_unusable(MapBox(remembers), mu, nu)
+    noisy = lambda m: m.moved(m.atoms + torch.randn_like(m.atoms))
+    assert "it is random" in why_unusable(MapBox(noisy), mu, nu)
+    assert why_unusable(MapBox(zoo.attention(2)), mu, nu) is None
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -141,9 +143,9 @@ def test_rewritings_are_the_same_measure():
 
 def reach(response, moves, x=None):
     mu = pf.Measure(2 * torch.rand(6, 2) - 1)
-    box = Box.around(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
+    region = Region.around(torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
     generator = torch.Generator().manual_seed(0)
-    return steepest(response, [(mu, x)] * 2, box, generator, moves=moves)
+    return steepest(response, [(mu, x)] * 2, region, generator, moves=moves)
 
 
 @pytest.mark.parametrize("gradients", [True, False])

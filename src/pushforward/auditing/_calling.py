@@ -12,18 +12,27 @@ from torch import Tensor, nn
 
 from ..maps import InContextMap
 from ..measures import Measure
-from ..representation import BlackBoxError, CallRejected, call_model, near, why_unusable
+from ..representation import (
+    BlackBox,
+    BlackBoxError,
+    CallRejected,
+    MapBox,
+    Population,
+    QueryBox,
+    TokenBox,
+    call_model,
+)
+from ..representation.boxes import as_tensor, near, output_name, why_unusable
 from ._case import QUERIES
-from ._model import Model
-from ._population import Population
-from ._subjects import MeasureSubject, QuerySubject, Subject, TokenSubject
-from ._tensors import as_tensor, output_name
+from ._model import Model, Padded
 
 
-def usable_subject(
+def usable_box(
     model: Model, population: Population, queries: Tensor | None, tokens: int, seed: int
-) -> Subject:
-    """A model as a subject; an error unless it gives outputs, and the same when called again.
+) -> tuple[BlackBox, str]:
+    """A model as a black box, and how it is called, in words.
+
+    It is an error unless the model gives outputs, and the same when called again.
 
     Args:
         model: the model.
@@ -42,16 +51,18 @@ def usable_subject(
     if isinstance(model.model, nn.Module) and model.model.training:
         hint = " (it is in training mode: call `model.eval()`)"
     buffers = _buffers(model.model)
-    subject = as_subject(model.model, mu, other, x, axes)
+    box, how = as_box(model.model, mu, other, x, axes)
+    if isinstance(box, TokenBox):
+        box.tokens = tokens
     for name, after in _buffers(model.model).items():
         before = buffers.get(name)
         if before is None or before.shape != after.shape or not _equal(before, after):
             raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
     further = population.draw(mu.n + 2, generator)
-    reason = why_unusable(subject.function(x), mu, further, seed)
+    reason = why_unusable(box, mu, further, x, seed)
     if reason is not None:
         raise BlackBoxError(reason + hint)
-    return subject
+    return box, how
 
 
 def _buffers(model: Any) -> dict[str, Tensor]:
@@ -80,10 +91,10 @@ def _equal(before: Tensor, after: Tensor) -> bool:
     return bool(((before == after) | (before != before)).all())
 
 
-def as_subject(
+def as_box(
     model: Any, mu: Measure, other: Measure, queries: Tensor | None, axes: Sequence[bool]
-) -> Subject:
-    """A model as a subject, by trying which calls it takes.
+) -> tuple[BlackBox, str]:
+    """A model as a black box, by trying which calls it takes; and how it is called, in words.
 
     Args:
         model: the model.
@@ -95,24 +106,23 @@ def as_subject(
     if getattr(model, "__func__", None) is InContextMap.push:
         model = model.__self__
     if isinstance(model, InContextMap):
-        return MeasureSubject(model)
+        return MapBox(model), "an in-context map, called with measures"
     errors: dict[str, BlackBoxError] = {}
-    for batched in axes:
+    for set_axis in axes:
         try:
             if queries is not None:
-                return _query_subject(model, mu, queries, batched)
-            subject = _token_subject(model, mu, other, batched)
-            subject.independent = _independent(subject, mu, other)
-            if len(axes) > 1:
-                subject.how += _other_call_differs(subject, mu, other)
-            return subject
+                return _query_box(model, mu, queries, set_axis)
+            box, how = _token_box(model, mu, other, set_axis)
+            box.independent = _independent(box, mu, other)
+            return box, how + (_other_call_differs(box, mu, other) if len(axes) > 1 else "")
         except BlackBoxError as error:
-            errors["(1, n, d)" if batched else "(n, d)"] = error
+            errors["(1, n, d)" if set_axis else "(n, d)"] = error
     if queries is None and not isinstance(model, nn.Module):
         try:
-            of_measures = MeasureSubject(model)
+            of_measures = MapBox(model)
             of_measures.push(mu)
-            return of_measures
+            how = "a map between measures; images of tokens are recovered from its values"
+            return of_measures, how
         except BlackBoxError as error:
             errors["a Measure"] = error
     texts = {str(error) for error in errors.values()}
@@ -134,16 +144,16 @@ def _hint(model: Any, mu: Measure, errors: Sequence[BlackBoxError]) -> str:
     return ""
 
 
-def _token_subject(
-    model: Callable[..., Any], mu: Measure, other: Measure, batched: bool
-) -> TokenSubject:
+def _token_box(
+    model: Callable[..., Any], mu: Measure, other: Measure, set_axis: bool
+) -> tuple[TokenBox, str]:
     """A model of tokens: called with two sizes, which show what the outputs' shape depends on."""
     shapes, used = [], ""
     for context in (mu, other):
-        given = context.atoms[None] if batched else context.atoms
+        given = context.atoms[None] if set_axis else context.atoms
         raw = call_model(model, given.clone())
         out, used = as_tensor(raw), output_name(raw)
-        if batched:
+        if set_axis:
             if not out.ndim or len(out) != 1:
                 raise BlackBoxError(
                     f"it returned shape {tuple(out.shape)} for one set of shape "
@@ -151,13 +161,12 @@ def _token_subject(
                 )
             out = out[0]
         shapes.append(tuple(out.shape))
-    form = "(1, n, d)" if batched else "(n, d)"
+    how = f"called with tokens {'(1, n, d)' if set_axis else '(n, d)'}; "
     first, second = shapes
     if first == second and (len(first) <= 1 or (len(first) == 2 and first[0] == 1)):
-        how = f"called with tokens {form}; one output for the whole set{used}"
-        return TokenSubject(model, batched, True, how)
+        return TokenBox(model, set_axis, pooled=True), f"{how}one output for the whole set{used}"
     _check_rows(first, second, mu.n, other.n)
-    return TokenSubject(model, batched, False, f"called with tokens {form}; one output each{used}")
+    return TokenBox(model, set_axis), f"{how}one output each{used}"
 
 
 def _check_rows(first: tuple[int, ...], second: tuple[int, ...], n: int, other_n: int) -> None:
@@ -185,40 +194,57 @@ def _check_rows(first: tuple[int, ...], second: tuple[int, ...], n: int, other_n
         )
 
 
-def _query_subject(
-    model: Callable[..., Any], mu: Measure, queries: Tensor, batched: bool
-) -> QuerySubject:
-    form = "(1, n, d) and (1, m, q)" if batched else "(n, d) and (m, q)"
-    subject = QuerySubject(model, batched, f"called with a context and queries, {form}")
-    together, alone = subject.together(mu, queries), subject.alone(mu, queries)
-    subject.independent = near(together, alone)
-    return subject
+def _query_box(
+    model: Callable[..., Any], mu: Measure, queries: Tensor, set_axis: bool
+) -> tuple[QueryBox, str]:
+    """A model of a context and queries; together and one by one, they are compared."""
+    box = QueryBox(model, set_axis)
+    box.independent = near(box.outputs(mu, queries), box.alone(mu, queries))
+    form = "(1, n, d) and (1, m, q)" if set_axis else "(n, d) and (m, q)"
+    return box, f"called with a context and queries, {form}"
 
 
-def _independent(subject: TokenSubject, mu: Measure, other: Measure) -> bool:
+def _independent(box: TokenBox, mu: Measure, other: Measure) -> bool:
     """Whether it takes sets `(c, n, d)` too, and they do not change each other's outputs."""
     n = min(mu.n, other.n)
     two = torch.stack([mu.atoms[:n], other.atoms[:n]])
     try:
         with warnings.catch_warnings():  # the model may warn of an input it is not made for
             warnings.simplefilter("ignore")
-            alone = torch.stack([subject.call(atoms) for atoms in two])
-            both = subject.call_batch(two)
+            alone = torch.stack([box.call(atoms) for atoms in two])
+            both = box.call_batch(two)
     except BlackBoxError:
         return False
     return near(both, alone)
 
 
-def _other_call_differs(subject: TokenSubject, mu: Measure, other: Measure) -> str:
+def _other_call_differs(box: TokenBox, mu: Measure, other: Measure) -> str:
     """A remark for the report if tokens with another number of axes give other outputs."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            second = _token_subject(subject.model, mu, other, not subject.batched)
-            a, b = subject.call(mu.atoms), second.call(mu.atoms)
+            second, _ = _token_box(box.model, mu, other, not box.set_axis)
+            a, b = box.call(mu.atoms), second.call(mu.atoms)
     except BlackBoxError:
         return ""
     if near(a, b):
         return ""
-    form = "(n, d)" if subject.batched else "(1, n, d)"
+    form = "(n, d)" if box.set_axis else "(1, n, d)"
     return f"; tokens {form} give other outputs: choose by `pf.auditing.Model(model, batched=...)`"
+
+
+def padded_call(model: Model, box: BlackBox) -> Padded | None:
+    """The model on tokens some of which are padding, None if it is not known to take a mask.
+
+    PyTorch's own encoders are known.
+    """
+    encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer
+    if model.padded is not None or not isinstance(model.model, encoders):
+        return model.padded
+    if not isinstance(box, TokenBox):
+        return None
+
+    def masked(atoms: Tensor, real: Tensor) -> Tensor:
+        return box.call(atoms, src_key_padding_mask=~real[None] if box.set_axis else ~real)
+
+    return masked

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from ..distances import wasserstein
 from ..measures import Measure
-from ..representation import BlackBoxError
+from ..representation import BlackBox, BlackBoxError, Population
+from ..representation.boxes import outputs_at
 from ._model import Padded
-from ._population import Population
-from ._subjects import Subject
-from ._tensors import largest_change
 
 QUERIES = 4
 """The number of queries where a few will do."""
+
+CLOUD = 256
+"""How many draws represent the data where a region around them is needed."""
 
 COARSEST_ROUNDING = 2.0**-7
 """The rounding unit of bfloat16, the coarsest format in which models compute."""
@@ -32,7 +33,7 @@ class Case:
     """A model, the contexts to call it with, and how large they may be.
 
     Args:
-        subject: the model.
+        box: the model.
         population: where contexts come from.
         queries: queries `(m, q)`, for a model of a context and queries.
         tokens: the most tokens of a context.
@@ -41,7 +42,7 @@ class Case:
         tick: reports progress.
     """
 
-    subject: Subject
+    box: BlackBox
     population: Population
     queries: Tensor | None
     tokens: int
@@ -52,7 +53,7 @@ class Case:
     @property
     def between_measures(self) -> bool:
         """Whether the model is called as a map between measures: with weights, without queries."""
-        return self.subject.weighted and self.queries is None
+        return self.box.weighted and self.queries is None
 
     def of_one_law(self) -> Case:
         """The same with contexts of the largest set alone, whatever their size."""
@@ -75,7 +76,7 @@ class Case:
         if x is not None:
             order = torch.randperm(len(x), generator=self.generator)
             x = x[order[:QUERIES].to(x.device)]
-        return Baseline.measure(self.subject, mu, x, self.generator)
+        return Baseline.measure(self.box, mu, x, self.generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +84,14 @@ class Baseline:
     """The outputs of a model in one context, and how much rounding alone changes them.
 
     Args:
-        subject: the model.
+        box: the model.
         queries: the queries, None for the tokens of the context.
         out: the outputs.
         rounding: how far outputs move when every coordinate changes by one rounding unit.
         spread: the largest deviation of an output from their mean.
     """
 
-    subject: Subject
+    box: BlackBox
     queries: Tensor | None
     out: Tensor | Measure
     rounding: float
@@ -108,21 +109,21 @@ class Baseline:
 
     @classmethod
     def measure(
-        cls, subject: Subject, mu: Measure, queries: Tensor | None, generator: torch.Generator
+        cls, box: BlackBox, mu: Measure, queries: Tensor | None, generator: torch.Generator
     ) -> Baseline:
         """Call the model, and again with every coordinate changed by one rounding unit.
 
         Args:
-            subject: the model.
+            box: the model.
             mu: the context.
             queries: the queries, None for the tokens of the context.
             generator: the source of the random signs of the changes.
         """
-        out = outputs_at(subject, mu, queries)
+        out = outputs_at(box, mu, queries)
         points = out.atoms if isinstance(out, Measure) else out
         unit = max(torch.finfo(mu.dtype).eps, torch.finfo(points.dtype).eps)
         varies = mu.atoms.amax(0) > mu.atoms.amin(0)  # a model may require a constant coordinate
-        exact, jitter, step = cls(subject, queries, out, 0.0, 0.0), 0.0, unit
+        exact, jitter, step = cls(box, queries, out, 0.0, 0.0), 0.0, unit
         # A model that computes in a coarser precision than its data may not respond to a change of
         # one unit at all: the change grows until it does.
         while step <= COARSEST_ROUNDING:
@@ -136,7 +137,7 @@ class Baseline:
             step *= 8
         centred = points - points.mean(0) if len(points) > 1 else points
         rounding = jitter + unit * float(points.abs().max())
-        return cls(subject, queries, out, rounding, float(centred.abs().max()))
+        return cls(box, queries, out, rounding, float(centred.abs().max()))
 
     def change(self, changed: Measure, index: Tensor, base: Measure | None = None) -> float:
         """How far outputs move when the context is replaced by another.
@@ -146,19 +147,14 @@ class Baseline:
             index: for its first tokens, which tokens of the old context they are.
             base: compare with the outputs in this context instead.
         """
-        old = self.out if base is None else outputs_at(self.subject, base, self.queries)
-        new = outputs_at(self.subject, changed, self.queries)
+        old = self.out if base is None else outputs_at(self.box, base, self.queries)
+        new = outputs_at(self.box, changed, self.queries)
         if isinstance(old, Measure) and isinstance(new, Measure):
             return float(wasserstein(old, new))
         before, after = ordered(old), ordered(new)
-        if self.subject.pooled or self.queries is not None:
+        if self.box.pooled or self.queries is not None:
             return largest_change(after, before)
         return largest_change(after[: len(index)], before[index.to(before.device)])
-
-
-def outputs_at(subject: Subject, mu: Measure, queries: Tensor | None) -> Tensor | Measure:
-    """The outputs for some queries, or for the tokens of the context if there are none."""
-    return subject.outputs(mu) if queries is None else subject.answer(mu, queries)
 
 
 def ordered(out: Tensor | Measure) -> Tensor:
@@ -172,3 +168,8 @@ def selected(mu: Measure, index: Tensor) -> Measure:
     """The tokens with some indices, all of equal weight: in another order, or repeated."""
     index = index.to(mu.device)
     return Measure(mu.atoms[index], times=None if mu.times is None else mu.times[index])
+
+
+def largest_change(a: Tensor, b: Tensor) -> float:
+    """The largest difference of an entry."""
+    return float((a - b).abs().max())

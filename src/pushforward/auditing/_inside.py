@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..flows import Flow
 from ..maps import AttentionMap, Composition, InContextMap, advance
 from ..measures import Measure
 from ..relations import Conditional, Coupling
+from ..representation import BlackBox, MapBox
 
 STOPS = 20
 """The number of times at which the tokens of a flow are recorded."""
@@ -102,28 +103,24 @@ def _over_last_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return isinstance(scores, Tensor) and scores.ndim >= 2 and axis in (-1, scores.ndim - 1)
 
 
-def attention_of_run(run: Callable[[], Any], n: int, m: int) -> list[Tensor]:
-    """The attention matrices that a call computes, one tensor `(heads, queries, keys)` per layer.
+def attention(box: BlackBox, mu: Measure, x: Tensor | None) -> list[Tensor]:
+    """The attention matrices of one call, one tensor `(heads, queries, keys)` per layer.
 
     Args:
-        run: makes the call.
-        n: the number of tokens of the context.
-        m: the number of queries, 0 for a model of tokens alone.
+        box: the model.
+        mu: the context.
+        x: queries, None for a model of tokens alone.
     """
+    if isinstance(box, MapBox):
+        return [] if box.gamma is None else _attention_of_map(box.gamma, mu, x)
+    n, m = mu.n, 0 if x is None else len(x)
     keys = {n, n + 1, n + m}  # n + 1: a model may add a class token
     with torch.no_grad(), AttentionRecorder([(a, b) for a in keys | {m} for b in keys]) as seen:
-        run()
+        box.outputs(mu, x)
     return seen.matrices
 
 
-def attention_of_map(gamma: InContextMap, mu: Measure, x: Tensor | None) -> list[Tensor]:
-    """The attention matrices inside an in-context map, one tensor `(heads, m, n)` per layer.
-
-    Args:
-        gamma: the map.
-        mu: the context.
-        x: queries, None for the tokens of the context.
-    """
+def _attention_of_map(gamma: InContextMap, mu: Measure, x: Tensor | None) -> list[Tensor]:
     if x is None:
         relations = gamma.relations(mu)
     elif isinstance(gamma, AttentionMap):
@@ -185,27 +182,29 @@ def _every(records: dict[int, list[Tensor]], number: int) -> Callable[..., None]
     return hook
 
 
-def layers_of_run(model: Any, run: Callable[[], Any], rows: Sequence[int]) -> list[Tensor]:
+def layers(box: BlackBox, mu: Measure, x: Tensor | None) -> list[Tensor]:
     """Tokens before and after each of repeated layers, `(n, d)` each; empty if there are none.
 
     Of several stacks of layers the longest is taken, without layers of another width.
 
     Args:
-        model: the model; only a module has layers.
-        run: calls it.
-        rows: how many tokens there may be.
+        box: the model; only a module has layers.
+        mu: the context.
+        x: queries, for a model of a context and queries; the first is asked.
     """
-    if not isinstance(model, nn.Module):
+    if isinstance(box, MapBox):
+        return [] if box.gamma is None or x is not None else _layers_of_map(box.gamma, mu)
+    if not isinstance(box.model, nn.Module):
         return []
-    with torch.no_grad(), record_layers(model) as records:
-        run()
+    with torch.no_grad(), record_layers(box.model) as records:
+        box.outputs(mu, None if x is None else x[:1])
     longest: list[Tensor] = []
     for outputs in records.values():
-        for n in rows:
-            clouds = [x for x in (_as_rows(out, n) for out in outputs) if x is not None]
-            widths = [x.shape[-1] for x in clouds]
+        for n in (mu.n, mu.n + 1):  # one row more than tokens: the query, or a class token
+            clouds = [y for y in (_as_rows(out, n) for out in outputs) if y is not None]
+            widths = [y.shape[-1] for y in clouds]
             usual = max(set(widths), key=widths.count, default=0)
-            same = [x for x in clouds if x.shape[-1] == usual]
+            same = [y for y in clouds if y.shape[-1] == usual]
             if len(same) >= 3 and len(same) > len(longest):
                 longest = same
     return longest
@@ -218,7 +217,7 @@ def _as_rows(out: Tensor, n: int) -> Tensor | None:
     return out if out.ndim == 2 and len(out) == n else None
 
 
-def layers_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
+def _layers_of_map(gamma: InContextMap, mu: Measure) -> list[Tensor]:
     """Tokens before and after each map of a composition, or along a flow."""
     if isinstance(gamma, Flow):
         save = min(STOPS, getattr(gamma.solver, "steps", STOPS))

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from .._tools.checks import check_floating, check_seed, check_sizes
 from .._tools.output import bar, ticker
-from ..representation import BlackBoxError, NotRecovered
-from ._calling import buffers_restored, usable_subject
+from ..representation import BlackBoxError, NotRecovered, Population
+from ._calling import buffers_restored, padded_call, usable_box
 from ._case import Case
 from ._model import Model
-from ._population import Population
 from ._report import Audit
-from ._section import Section, Status
+from ._section import Section, Status, count
 from .sections import depth, relations, sensitivity, size, symmetries, theorem
 
 RUN: dict[str, Callable[[Case], Section]] = {
@@ -92,7 +91,7 @@ def audit(
     model = model if isinstance(model, Model) else Model(model)
     population = Population(data)
     queries = _checked_queries(queries, population)
-    described = population.describe()
+    described = _described(population)
     gpus = range(torch.cuda.device_count())
     with (
         torch.random.fork_rng(gpus),
@@ -102,7 +101,7 @@ def audit(
         torch.manual_seed(seed)
         try:
             with torch.no_grad():
-                subject = usable_subject(model, population, queries, tokens, seed)
+                box, how = usable_box(model, population, queries, tokens, seed)
         except BlackBoxError as error:
             return Audit(model.title, "", described, seed, (), str(error))
         results = []
@@ -110,11 +109,11 @@ def audit(
             # Each section has a generator of its own, so that leaving others out changes nothing.
             generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
             tick = ticker(show, TICKS * k, TICKS - 1)
-            padded = model.padded or subject.padded
-            case = Case(subject, population, queries, tokens, padded, generator, tick)
+            padded = padded_call(model, box)
+            case = Case(box, population, queries, tokens, padded, generator, tick)
             results.append(_run_section(name, case))
             show(TICKS * (k + 1))
-    return Audit(model.title, subject.how, described, seed, tuple(results))
+    return Audit(model.title, how, described, seed, tuple(results))
 
 
 def _run_section(name: str, case: Case) -> Section:
@@ -157,3 +156,15 @@ def _checked_queries(queries: Tensor | None, population: Population) -> Tensor |
             f"{population.device} and {queries.dtype} on {queries.device}. Convert one of them."
         )
     return queries.detach()
+
+
+def _described(population: Population) -> str:
+    """Number and size of the sets of a population, in words."""
+    sets, dim = population.sets, population.dim
+    if not sets:
+        return f"a law on R^{dim}"
+    if len(sets) == 1:
+        return f"{count(sets[0].n, 'token')} in R^{dim}"
+    sizes = sorted({mu.n for mu in sets})
+    span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return f"{len(sets)} sets of {span} tokens in R^{dim}"

@@ -24,9 +24,9 @@ from torch import Tensor
 from .._tools.checks import check_kind, check_shape, check_share
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._black_box import MapBox
 from ._probes import flattened, separating_radius
 from ._small_mass import add_mass, check_single, richardson
+from .boxes import MapBox
 
 TestFunction = Callable[[Tensor], Tensor]
 """A function of points `(m, e)`, with one or several values for each."""

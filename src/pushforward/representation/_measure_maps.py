@@ -15,10 +15,10 @@ from torch import Tensor
 from ..distances import wasserstein
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._black_box import MapBox
 from ._probes import Excess
 from ._small_mass import weights_array
 from ._subset_sums import Decoding, decode
+from .boxes import MapBox
 
 DRAWS = 5
 """Draws of the law for each test."""

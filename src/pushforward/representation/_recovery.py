@@ -14,9 +14,9 @@ from .._tools.checks import check_kind, check_share
 from .._tools.types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._black_box import MapBox
 from ._probes import Decode, Excess, Probe
 from ._small_mass import check_single, default_eta, richardson
+from .boxes import MapBox
 
 
 class RecoveredMap(InContextMap):

@@ -20,6 +20,7 @@ from ...measures import Measure
 from ...pictures import GREY, RED, dots, plot
 from ...representation import BlackBoxError
 from .._case import Case
+from .._inside import layers
 from .._section import Section, Status, count
 
 TOKENS = 61
@@ -38,10 +39,10 @@ def depth(case: Case) -> Section:
     """Follow tokens through the layers."""
     case = case.of_one_law()
     mu = case.context(min(TOKENS, case.tokens - 2))
-    clouds = case.subject.layers(mu, case.queries)
+    clouds = layers(case.box, mu, case.queries)
     if len(clouds) < 2:
         reason = "no repeated layers were found in it"
-        if not isinstance(case.subject.model, nn.Module):
+        if not isinstance(case.box.model, nn.Module):
             reason += "; give the module itself, not a function around it"
         return Section("depth", "absent", reason)
     if not all(bool(x.isfinite().all()) for x in clouds):
@@ -81,14 +82,14 @@ def cloud_numbers(x: Float[Tensor, "n d"]) -> Numbers:
     }
 
 
-def _verdict(first: Numbers, last: Numbers, layers: int) -> tuple[Status, str]:
+def _verdict(first: Numbers, last: Numbers, depth: int) -> tuple[Status, str]:
     cosine = f"mean cosine from {first['cosine']:.2f} to {last['cosine']:.2f}"
     rank = f"effective rank from {first['rank']:.1f} to {last['rank']:.1f}"
     numbers = f"{cosine}, {rank}, clusters from {first['clusters']} to {last['clusters']}"
     alike = last["cosine"] > 0.9 and last["cosine"] > first["cosine"] + 0.1
     if alike or last["rank"] < 0.5 * first["rank"]:
-        return "noted", f"tokens become alike over {count(layers, 'layer')}: {numbers}"
-    return "good", f"tokens stay distinct over {count(layers, 'layer')}: {numbers}"
+        return "noted", f"tokens become alike over {count(depth, 'layer')}: {numbers}"
+    return "good", f"tokens stay distinct over {count(depth, 'layer')}: {numbers}"
 
 
 def _numbers_picture(columns: dict[str, list]) -> dict:

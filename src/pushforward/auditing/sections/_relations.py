@@ -18,6 +18,7 @@ from torch import Tensor
 from ...approximation import conditional_rank
 from ...pictures import plot
 from .._case import Case, selected
+from .._inside import attention
 from .._section import Section, count
 from ._depth import TOKENS
 
@@ -46,10 +47,10 @@ def relations(case: Case) -> Section:
     case = case.of_one_law()
     mu = case.context(min(TOKENS, case.tokens - 2))
     x = None if case.queries is None else case.queries[:QUERIES]
-    layers = case.subject.attention(mu, x)
+    layers = attention(case.box, mu, x)
     # Matrices that are not attention, but happen to be as large, do not shrink with the context.
     fewer = selected(mu, torch.arange(mu.n - max(1, mu.n // 8)))
-    if not layers or len(layers) != len(case.subject.attention(fewer, x)):
+    if not layers or len(layers) != len(attention(case.box, fewer, x)):
         return Section("relations", "absent", "no attention was found in it")
     table = [[head_numbers(P) for P in heads] for heads in layers]
     flat = [head for row in table for head in row]

@@ -8,20 +8,20 @@ the steepest change that a search finds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..._tools.fits import power
-from ...distances import wasserstein
 from ...measures import Measure
 from ...pictures import RED, dots, guide, log, plot
-from ...representation.continuity import Moves, Pair, steepest
-from .._case import Case
-from .._population import CLOUD
+from ...representation import BlackBox
+from ...representation.boxes import answer_distance
+from ...representation.continuity import Moves, Pair, Region, Response, measured, steepest
+from .._case import CLOUD, Case
 from .._section import Section, Status
-from .._subjects import Subject
 
 POINTS = 4
 """Points whose outputs are compared."""
@@ -45,63 +45,41 @@ MOVES = {torch.float64: (1e-5, 1e-4, 1e-3, 1e-2, 1e-1), torch.float32: (1e-3, 1e
 """How far tokens are moved, in units of the spread of the data."""
 
 
+Measured = Callable[[Measure, Measure, Tensor | None], Pair]
+"""Two contexts and a point, with the distance of the contexts and the response at the point."""
+
+
 def sensitivity(case: Case) -> Section:
     """Replace and move the other tokens, and search for the steepest change."""
     case = case.of_one_law()
     mu = case.context()
-    outputs = _Outputs(case.subject, 10 * case.baseline(mu).rounding)
+    response = answer_distance(case.box, 10 * case.baseline(mu).rounding)
+    # The share of a context in all tokens of a call, of which the point may be one.
+    share = mu.n / (mu.n + case.box.tokens_per_query)
+    pair: Measured = partial(measured, response, share=share)
     points, contexts = case.points(POINTS), [case.context() for _ in range(CONTEXTS)]
-    replaced = _replaced(outputs, contexts, points, case.generator)
-    moved = _moved(outputs, case, contexts, points)
-    share = _context_share(case.subject, contexts, points)
-    worst, local = _halved(outputs, [*replaced, *moved, *_steepest(outputs, case)])
+    replaced = _replaced(pair, contexts, points, case.generator)
+    moved = _moved(pair, case, contexts, points)
+    variance = _context_share(case.box, contexts, points)
+    steep = _steepest(response, share, case)
+    worst, local = _halved(pair, case, [*replaced, *moved, *steep])
     overall = power([(c.distance, c.response) for c in moved if c.response > 0])
     status, verdict = _verdict(overall, local, worst, mu.n)
     numbers = {
-        "share": share, "tokens": mu.n, "exponent": overall[0], "exponent_error": overall[1],
+        "share": variance, "tokens": mu.n, "exponent": overall[0], "exponent_error": overall[1],
         "worst_exponent": local[0], "worst": _as_dict(worst),
         "replaced": [{"w1": c.distance, "response": c.response} for c in replaced],
         "moved": [{"w1": c.distance, "response": c.response} for c in moved],
     }  # fmt: skip
     source = "the token itself" if case.queries is None else "the query"
-    lines = _lines(share, source, worst)
+    lines = _lines(variance, source, worst)
     return Section(
         "sensitivity", status, verdict, lines, numbers, [_picture(replaced, moved, worst)]
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Outputs:
-    """The outputs of a model at one point in two contexts.
-
-    Args:
-        subject: the model.
-        rounding: differences up to this count as none.
-    """
-
-    subject: Subject
-    rounding: float
-
-    def response(self, mu: Measure, nu: Measure, x: Tensor | None) -> Tensor:
-        """The distance of the outputs at `x`, as a tensor with a gradient if there is one."""
-        if x is None:
-            raise ValueError("The response of a model is that at a point.")
-        a, b = (self.subject.answer(m, x[None])[0] for m in (mu, nu))
-        change = (a - b).norm()
-        return torch.where(change > self.rounding, change, 0.0)
-
-    def share(self, mu: Measure) -> float:
-        """The share of a context in all tokens of a call, of which the point may be one."""
-        return mu.n / (mu.n + self.subject.tokens_per_query)
-
-    def pair(self, mu: Measure, nu: Measure, x: Tensor | None) -> Pair:
-        """Two contexts with their distance and the response."""
-        distance = self.share(mu) * float(wasserstein(mu, nu))
-        return Pair(mu, nu, x, distance, float(self.response(mu, nu, x)))
-
-
 def _replaced(
-    outputs: _Outputs, contexts: list[Measure], points: Tensor, generator: torch.Generator
+    pair: Measured, contexts: list[Measure], points: Tensor, generator: torch.Generator
 ) -> list[Pair]:
     """Replace 1, 2, 4, ... and finally all tokens by those of another context."""
     pairs = []
@@ -112,52 +90,55 @@ def _replaced(
             index = torch.randperm(mu.n, generator=generator)[:count].to(mu.device)
             atoms = mu.atoms.clone()
             atoms[index] = other.atoms[index]
-            pairs.append(outputs.pair(mu, mu.moved(atoms), points[k % len(points)]))
+            pairs.append(pair(mu, mu.moved(atoms), points[k % len(points)]))
             if count == mu.n:
                 break
             count = min(2 * count, mu.n)
     return pairs
 
 
-def _moved(outputs: _Outputs, case: Case, contexts: list[Measure], points: Tensor) -> list[Pair]:
+def _moved(pair: Measured, case: Case, contexts: list[Measure], points: Tensor) -> list[Pair]:
     """Move all tokens a little, in random directions in which the data vary."""
     cloud = case.population.points(CLOUD, case.generator)
     scale, pairs = cloud.std(0), []
-    box = case.subject.region(torch.cat([cloud, *(mu.atoms for mu in contexts)]))
+    region = _region(case, [cloud, *(mu.atoms for mu in contexts)])
     for k, mu in enumerate(contexts):
         noise = torch.randn(mu.atoms.shape, generator=case.generator).to(mu.atoms)
         for step in MOVES.get(mu.dtype, MOVES[torch.float32]):
-            nu = mu.moved(box.clamp(mu.atoms + step * scale * noise))
-            pairs.append(outputs.pair(mu, nu, points[k % len(points)]))
+            nu = mu.moved(region.clamp(mu.atoms + step * scale * noise))
+            pairs.append(pair(mu, nu, points[k % len(points)]))
     return pairs
 
 
-def _context_share(subject: Subject, contexts: list[Measure], points: Tensor) -> float | None:
+def _context_share(box: BlackBox, contexts: list[Measure], points: Tensor) -> float | None:
     """The share of the variance of outputs that is due to the context; None for one output."""
-    if subject.pooled or len(points) < 2:
+    if box.pooled or len(points) < 2:
         return None
-    out = torch.stack([subject.answer(mu, points) for mu in contexts]).double()
+    out = torch.stack([box.answer(mu, points) for mu in contexts]).double()
     within = float(out.var(0, correction=0).sum(-1).mean())
     total = float(out.flatten(0, 1).var(0, correction=0).sum())
     return within / total if total > 0 else 0.0
 
 
-def _steepest(outputs: _Outputs, case: Case) -> list[Pair]:
+def _region(case: Case, clouds: list[Tensor]) -> Region:
+    return Region.around(torch.cat(clouds), case.box.manifold)
+
+
+def _steepest(response: Response, share: float, case: Case) -> list[Pair]:
     """The steepest pairs that a search reaches from some contexts and points."""
     contexts = [case.context() for _ in range(STARTS)]
     cloud = case.population.points(CLOUD, case.generator)
-    box = case.subject.region(torch.cat([cloud, *(mu.atoms for mu in contexts)]))
+    region = _region(case, [cloud, *(mu.atoms for mu in contexts)])
     x = case.population.points(STARTS, case.generator)
     if case.queries is not None:
         x = case.queries[torch.randint(len(case.queries), (STARTS,), generator=case.generator)]
     return steepest(
-        outputs.response, list(zip(contexts, x, strict=True)), box, case.generator,
-        moves=Moves(point=case.queries is None, rounds=ROUNDS), share=outputs.share(contexts[0]),
-        tick=case.tick,
+        response, list(zip(contexts, x, strict=True)), region, case.generator,
+        moves=Moves(point=case.queries is None, rounds=ROUNDS), share=share, tick=case.tick,
     )  # fmt: skip
 
 
-def _halved(outputs: _Outputs, pairs: list[Pair]) -> tuple[Pair, tuple[float, float]]:
+def _halved(pair: Measured, case: Case, pairs: list[Pair]) -> tuple[Pair, tuple[float, float]]:
     """The steepest pair, and the exponent of the response as a pair comes together.
 
     The steepest pair and the one with the largest response are halved again and again: of the two
@@ -166,13 +147,12 @@ def _halved(outputs: _Outputs, pairs: list[Pair]) -> tuple[Pair, tuple[float, fl
     """
     steep, wide = (max(pairs, key=key) for key in (lambda c: c.ratio, lambda c: c.response))
     best, fits = steep, []
-    for pair in (steep,) if steep is wide else (steep, wide):
-        chain = [pair]
-        box = outputs.subject.region(torch.cat([pair.mu.atoms, pair.nu.atoms]))
+    for first in (steep,) if steep is wide else (steep, wide):
+        chain, region = [first], _region(case, [first.mu.atoms, first.nu.atoms])
         for _ in range(HALVINGS):
             mu, nu = chain[-1].mu, chain[-1].nu
-            middle = mu.moved(box.clamp((mu.atoms + nu.atoms) / 2))
-            halves = outputs.pair(mu, middle, pair.x), outputs.pair(middle, nu, pair.x)
+            middle = mu.moved(region.clamp((mu.atoms + nu.atoms) / 2))
+            halves = pair(mu, middle, first.x), pair(middle, nu, first.x)
             half = max(halves, key=lambda c: c.response)
             if not (half.response > 0 and half.distance > 0):
                 break

@@ -38,12 +38,12 @@ CONVERGES = -0.25
 def size(case: Case) -> Section:
     """Draw larger and larger contexts, and repeat one context more and more often."""
     case = case.of_one_law()
-    points, own = case.points(POINTS), case.subject.tokens_per_query
+    points, own = case.points(POINTS), case.box.tokens_per_query
     sizes = [SMALLEST * 2**k for k in range(int(math.log2(case.tokens // SMALLEST)) + 1)]
     spreads, means = [], []
     for m in sizes:
         contexts = [case.population.draw(m - own, case.generator) for _ in range(CONTEXTS)]
-        out = torch.stack([case.subject.answer(mu, points) for mu in contexts]).double()
+        out = torch.stack([case.box.answer(mu, points) for mu in contexts]).double()
         spreads.append(float(out.var(0).sum(-1).mean().sqrt()))
         means.append(out.mean(0))
         case.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,18 @@ from torch import Tensor
 
 from ...measures import Measure
 from ...pictures import BLUE, GREY, RED, log, plot
-from ...representation import BlackBoxError, call_model, rewritings
-from .._case import Baseline, Case, ordered, selected
+from ...representation import (
+    BlackBoxError,
+    CallRejected,
+    QueryBox,
+    TokenBox,
+    call_model,
+    rewritings,
+)
+from ...representation.boxes import as_tensor, finite
+from .._case import Baseline, Case, largest_change, ordered, selected
 from .._model import Padded
 from .._section import Section, Status
-from .._subjects import Tests
-from .._tensors import as_tensor, finite, largest_change
 
 CONTEXTS = 3
 """The number of contexts on which every symmetry is tested."""
@@ -24,6 +31,9 @@ PADDING = 3
 
 INCONCLUSIVE = 0.05
 """If rounding may exceed this share of the outputs' spread, the test is inconclusive."""
+
+Tests = dict[str, Callable[[], float]]
+"""Symmetries by name, each with a function that returns how far outputs move."""
 
 BROKEN = {
     "permutation": "it depends on the order of the tokens",
@@ -129,17 +139,45 @@ def rewriting_tests(case: Case, baseline: Baseline, mu: Measure) -> Tests:
 
 def _tests(case: Case, baseline: Baseline, mu: Measure) -> Tests:
     """All symmetries that a model of its kind should have."""
-    subject, padded = case.subject, case.padded
+    box, padded = case.box, case.padded
     tests = rewriting_tests(case, baseline, mu)
-    if subject.weighted:
+    if box.weighted:
         tests["weights"] = lambda: _doubled_weight(baseline, mu)
         tests["padding"] = lambda: _weight_zero(case, baseline, mu)
     elif padded is not None:
         tests["padding"] = lambda: _masked(case, baseline, mu, padded)
-    other = lambda: case.population.draw(mu.n, case.generator).atoms
-    tests |= subject.own_symmetries(mu, baseline.queries, other)
+    if isinstance(box, TokenBox):
+        tests |= _token_tests(case, box, mu)
+    x = baseline.queries
+    if isinstance(box, QueryBox) and x is not None:
+        tests["queries"] = lambda: largest_change(box.outputs(mu, x), box.alone(mu, x))
     # A fixed order: tests draw random numbers when they run.
     return {name: tests[name] for name in BROKEN if name in tests}
+
+
+def _token_tests(case: Case, box: TokenBox, mu: Measure) -> Tests:
+    """Symmetries that only a model of tokens can break."""
+    tests: Tests = {}
+    if not box.pooled:
+        first_twice = torch.cat([mu.atoms[:1], mu.atoms])
+        tests["equal tokens"] = lambda: largest_change(*box.call(first_twice)[:2])
+    if box.set_axis and _takes_two_sets(box, mu.atoms):
+        other = lambda: case.population.draw(mu.n, case.generator).atoms
+        tests["neighbours"] = lambda: largest_change(
+            box.call_batch(torch.stack([mu.atoms, other()]))[0], box.call(mu.atoms)
+        )
+    return tests
+
+
+def _takes_two_sets(box: TokenBox, atoms: Tensor) -> bool:
+    """Whether it returns something for two sets at once, even if that is wrong."""
+    try:
+        box.call_batch(torch.stack([atoms, atoms]))
+    except CallRejected:
+        return False
+    except BlackBoxError:
+        pass  # it takes them, and returns NaN for example
+    return True
 
 
 def _doubled_weight(baseline: Baseline, mu: Measure) -> float:
@@ -170,7 +208,7 @@ def _masked(case: Case, baseline: Baseline, mu: Measure, padded: Padded) -> floa
     (atoms, real), before = _with_padding(case, mu), ordered(baseline.out)
     queries = () if baseline.queries is None else (baseline.queries,)
     out = as_tensor(call_model(padded, atoms.clone(), real, *queries))
-    rows = len(before) if case.subject.pooled or queries else len(atoms)
+    rows = len(before) if case.box.pooled or queries else len(atoms)
     if out.numel() != rows * before.shape[1]:
         raise BlackBoxError(
             f"`padded` returned shape {tuple(out.shape)} for {len(atoms)} tokens, and without "

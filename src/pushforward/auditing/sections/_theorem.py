@@ -24,6 +24,7 @@ from ...representation import (
     BlackBoxError,
     Characterisation,
     Excess,
+    Population,
     Verdict,
     characterise,
     recover,
@@ -32,16 +33,15 @@ from ...representation.continuity import (
     GROWS,
     PRECISION,
     RATIO,
-    Box,
     Continuity,
     Law,
     Precision,
+    Region,
     Search,
     SearchBudget,
     continuity,
 )
-from .._case import Case
-from .._population import CLOUD
+from .._case import CLOUD, Case
 from .._section import Section, Status
 from ._symmetries import rewriting_tests
 
@@ -63,18 +63,18 @@ ESTIMATES = 30
 
 def theorem(case: Case) -> Section:
     """What [A, Thm. 1] says about the model."""
-    if case.subject.pooled:
+    if case.box.pooled:
         return Section(
             "theorem", "absent",
             "one output for the whole set: G(mu, x) = F(mu) does not depend on x, and there is "
             "nothing to recover",
         )  # fmt: skip
     cloud = case.points(CLOUD)
-    if not Box.around(cloud).size > 0:
+    if not Region.around(cloud).size > 0:
         reason = "all points are equal, so that none can be moved within the data"
         return Section("theorem", "absent", reason)
     mu = case.context()
-    if case.queries is None and not case.subject.weighted:
+    if case.queries is None and not case.box.weighted:
         return _of_lists(case, mu)
     recovered = _recovered(case, mu) if case.queries is None else None
     return _section(case, _characterised(case, mu, cloud), recovered, cloud)
@@ -140,16 +140,16 @@ def _characterised(case: Case, mu: Measure, cloud: Tensor) -> Characterisation:
     """
     queries, population = case.queries, case.population
     if case.between_measures:
-        seed, model = case.generator.initial_seed(), case.subject.model
+        seed, model = case.generator.initial_seed(), case.box.model
         return characterise(model, population.context, size=ATOMS, seed=seed, progress=False)
-    box = case.subject.black_box(mu, queries, case.tokens)
     law: Law = population.context
-    size, precision = ATOMS, _list_precision(case)
-    if queries is not None:
+    if queries is None:
+        images, size, precision = case.box.images(), ATOMS, _list_precision(case)
+    else:
         # The search varies a measure and a point; here the measure is only where the point begins.
-        law = lambda n, g: Measure(queries[torch.randint(len(queries), (n,), generator=g)])
-        size, precision = 1, _query_precision(case)
-    search = Search(box, law, size, Box.around(cloud), case.generator, case.tick, BUDGET)
+        law = Population(queries).draw
+        images, size, precision = case.box.answers_in(mu), 1, _query_precision(case)
+    search = Search(images, law, size, Region.around(cloud), case.generator, case.tick, BUDGET)
     found = continuity(search, precision)
     if queries is None or not found.refuted:
         return Characterisation(Verdict.IN_CONTEXT, continuity=found)
@@ -248,15 +248,15 @@ class Recovered:
 def _recovered(case: Case, mu: Measure) -> Recovered | None:
     """The recovered images of some tokens; None if the model has no outputs to compare with."""
     try:
-        if not case.subject.weighted:
+        if not case.box.weighted:
             return _recovered_from_lists(case)
-        if isinstance(case.subject.outputs(mu), Measure):
+        if isinstance(case.box.outputs(mu), Measure):
             return None
         x = mu.atoms[:POINTS]
-        again, errors = recover(case.subject.push).estimate(mu, x)
+        again, errors = recover(case.box.push).estimate(mu, x)
     except BlackBoxError as error:
         return Recovered(problem=str(error))
-    own = case.subject.answer(mu, x)
+    own = case.box.answer(mu, x)
     return Recovered(float((again - own).norm(dim=-1).max()), float(errors.max()))
 
 
@@ -266,15 +266,15 @@ def _recovered_from_lists(case: Case) -> Recovered:
     Among $k$ copies of $n$ tokens it has the mass $\eta=1/(kn+1)$. Two linear extrapolations to
     $\eta=0$, from the first two and from the last two of three masses, differ by about the error.
     """
-    subject = case.subject
+    box = case.box
     mu = case.context(min(case.population.typical_size, case.tokens // 8))
-    own, pairs, deviation, estimate = subject.outputs(mu), [], 0.0, 0.0
+    own, pairs, deviation, estimate = box.outputs(mu), [], 0.0, 0.0
     if isinstance(own, Measure):
         return Recovered(problem="its outputs have no order")
     copies = [max(1, (case.tokens - 1) // (4 * mu.n)) * k for k in (1, 2, 4)]
     a, b, c = (1 / (k * mu.n + 1) for k in copies)
     for i in range(min(POINTS, mu.n)):
-        y = [Excess().image(subject.push, mu, mu.atoms[i], eta) for eta in (a, b, c)]
+        y = [Excess().image(box.push, mu, mu.atoms[i], eta) for eta in (a, b, c)]
         early, late = (a * y[1] - b * y[0]) / (a - b), (b * y[2] - c * y[1]) / (b - c)
         deviation = max(deviation, float((late - own[i]).norm()))
         estimate = max(estimate, float((late - early).norm()))

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+
+
+@dataclass(eq=False)
+class ImageFinder:
+    r"""Where a map sends small masses, for many of them at once.
+
+    Args:
+        find: `find(atoms, log_weights, x, eta)`, of shapes `(c, n, d)`, `(c, n)`, `(c, d)` and
+            `(c,)`: the images `(c, e)` of the mass $\eta$ at each $x$ in each measure, which is
+            normalised; NaN where that is not known.
+        batched: whether many images take hardly longer than one.
+        differentiable: whether images have gradients; set to False where they turn out to have
+            none.
+    """
+
+    find: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    batched: bool = False
+    differentiable: bool = True
 
 
 @dataclass(frozen=True)
@@ -30,7 +49,7 @@ class SearchBudget:
 
 
 ONE_BY_ONE = SearchBudget(starts=96, fresh=32, kept=8, rounds=2, tries=4)
-"""For a black box in which every candidate takes calls of its own."""
+"""Where every candidate takes calls of its own."""
 
 
 @dataclass(eq=False)

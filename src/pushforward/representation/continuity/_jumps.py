@@ -108,10 +108,10 @@ def continuity(search: Search, precision: Precision) -> Continuity:
     """Search for a jump, fit an exponent, and zoom in if that does not decide.
 
     Args:
-        search: the black box and where to search.
+        search: the map and where to search.
         precision: distances and masses that its dtype resolves.
     """
-    scale, noise = search.box.size, search.box.noise
+    scale, noise = search.region.size, search.region.noise
     hs = [scale * h for h in precision.hs]
     gaps = tuple(search.widest_gaps(hs, precision.least_eta))
     exponent, error = _exponent(gaps, scale * precision.fit, noise)
@@ -168,7 +168,7 @@ def _zoom(
     Returns the steepest candidate for each mass, and whether gaps stayed open for most masses.
     """
     # Late candidates descend from early ones. If calls are slow, the last few have to do.
-    waiting = list(gaps) if search.black_box.batched else list(gaps[-FEW:])
+    waiting = list(gaps) if search.images.batched else list(gaps[-FEW:])
     batches: dict[int, Candidates] = {}
     steepest: dict[float, WidestGap] = {}
     widest: list[dict[float, float]] = []

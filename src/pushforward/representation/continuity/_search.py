@@ -26,9 +26,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .._black_box import BlackBox
-from ._box import Box, Law
-from ._candidates import ONE_BY_ONE, Candidates, SearchBudget, WidestGap
+from ._candidates import ONE_BY_ONE, Candidates, ImageFinder, SearchBudget, WidestGap
+from ._region import Law, Region
 
 RATIO = math.sqrt(10)
 """Of one distance to the next."""
@@ -44,41 +43,41 @@ TILES = 4
 
 
 class Search:
-    """A search for the widest gap, over candidates in a box.
+    """A search for the widest gap, over candidates in a region.
 
     Args:
-        black_box: the map.
+        images: where the map sends small masses.
         law: `law(n, generator)` draws a measure.
         size: `n`, the atoms of a draw.
-        box: where points may be.
+        region: where points may be.
         generator: of all random numbers.
         tick: called after every distance.
-        budget: how many candidates; by default fewer if the black box takes no batches.
+        budget: how many candidates; by default fewer if images take a call each.
     """
 
     def __init__(
         self,
-        black_box: BlackBox,
+        images: ImageFinder,
         law: Law,
         size: int,
-        box: Box,
+        region: Region,
         generator: torch.Generator,
         tick: Callable[[], None] = lambda: None,
         budget: SearchBudget | None = None,
     ) -> None:
-        self.black_box, self.law, self.size = black_box, law, size
-        self.box, self.generator, self.tick = box, generator, tick
-        self.budget = budget or (SearchBudget() if black_box.batched else ONE_BY_ONE)
+        self.images, self.law, self.size = images, law, size
+        self.region, self.generator, self.tick = region, generator, tick
+        self.budget = budget or (SearchBudget() if images.batched else ONE_BY_ONE)
 
     def ends(self, candidates: Candidates, h: float) -> tuple[Tensor, Tensor]:
-        """The two points of each candidate, both in the box."""
-        return candidates.x, self.box.clamp(candidates.x + h * candidates.u)
+        """The two points of each candidate, both in the region."""
+        return candidates.x, self.region.clamp(candidates.x + h * candidates.u)
 
     def gaps(self, candidates: Candidates, h: float) -> Tensor:
         r"""$|y_\eta(x)-y_\eta(x+hu)|$; 0 where an image is not known."""
         twice = lambda t: torch.cat([t, t])
         ends = torch.cat(self.ends(candidates, h))
-        y = self.black_box.images(
+        y = self.images.find(
             twice(candidates.atoms), twice(candidates.log_weights), ends, twice(candidates.eta)
         )
         a, b = y.chunk(2)
@@ -98,7 +97,7 @@ class Search:
         batches: list[Candidates] = []
         found, before = [], None
         for k, h in enumerate(hs):
-            eta = max(min(0.3, (h / self.box.size) ** 3), least_eta)
+            eta = max(min(0.3, (h / self.region.size) ** 3), least_eta)
             if before is not None:
                 batches = [self.cut(batch.with_eta(eta), before, h) for batch in batches]
             new = self.budget.starts if k == 0 else self.budget.fresh if k < 4 else 0
@@ -159,7 +158,7 @@ class Search:
         # TILES segments of length h cover one of length `before` = RATIO h, with overlaps.
         shift = (before - h) * torch.arange(TILES).to(batch.x) / (TILES - 1)
         parts = batch.repeated(TILES)
-        parts.x = self.box.clamp(
+        parts.x = self.region.clamp(
             parts.x + shift.repeat_interleave(len(batch.x))[:, None] * parts.u
         )
         return self._best(parts, TILES, h)
@@ -167,16 +166,16 @@ class Search:
     def improve(self, batch: Candidates, h: float) -> Candidates:
         """Several rounds of moves of all lengths between the distance and the box."""
         for _ in range(self.budget.rounds):
-            batch = self._improved(batch, h, (h, self.box.size))
+            batch = self._improved(batch, h, (h, self.region.size))
         return batch
 
     def refine(self, batch: Candidates, h: float) -> Candidates:
         """One round of moves about as long as the distance itself."""
-        return self._improved(batch, h, (h / NEAR, min(NEAR * h, self.box.size)))
+        return self._improved(batch, h, (h / NEAR, min(NEAR * h, self.region.size)))
 
     def _improved(self, batch: Candidates, h: float, span: tuple[float, float]) -> Candidates:
         batch = batch.better(self._best(self._moved(batch, span), self.budget.tries, h))
-        if self.black_box.differentiable:
+        if self.images.differentiable:
             batch = batch.better(self._ascended(batch, h, span))
         return batch
 
@@ -201,10 +200,10 @@ class Search:
         """
         length, many = self._lengths(batch, span), batch.repeated(self.budget.tries)
         moves = self._rand(len(many.x), 1, 1) < 0.5
-        shaken = self.box.clamp(many.atoms + length[..., None] * self._randn(*many.atoms.shape))
+        shaken = self.region.clamp(many.atoms + length[..., None] * self._randn(*many.atoms.shape))
         many.atoms = torch.where(moves, shaken, many.atoms)
         many.drawn = many.drawn & ~moves[:, 0, 0]
-        many.x = self.box.clamp(many.x + length * self._randn(*many.x.shape))
+        many.x = self.region.clamp(many.x + length * self._randn(*many.x.shape))
         turned = many.u + self._rand(len(many.u), 1) * self._randn(*many.u.shape)
         many.u = turned / turned.norm(dim=-1, keepdim=True)
         return many
@@ -220,7 +219,7 @@ class Search:
                 total = self.gaps(free, h).sum()
                 gradients = torch.autograd.grad(total, (atoms, x, u), allow_unused=True)
         except Exception:  # a backward pass of the map itself may raise anything
-            self.black_box.differentiable = False
+            self.images.differentiable = False
             return batch
         up = [
             torch.zeros_like(t) if s is None else _unit(s)
@@ -228,9 +227,9 @@ class Search:
         ]
         length, many = self._lengths(batch, span), batch.repeated(self.budget.tries)
         repeated = lambda t: torch.cat([t.detach()] * self.budget.tries)
-        many.atoms = self.box.clamp(many.atoms + length[..., None] * repeated(up[0]))
-        many.x = self.box.clamp(many.x + length * repeated(up[1]))
-        turned = many.u + length / self.box.size * repeated(up[2])
+        many.atoms = self.region.clamp(many.atoms + length[..., None] * repeated(up[0]))
+        many.x = self.region.clamp(many.x + length * repeated(up[1]))
+        turned = many.u + length / self.region.size * repeated(up[2])
         many.u = turned / turned.norm(dim=-1, keepdim=True)
         many.drawn = torch.zeros_like(many.drawn)
         return self._best(many, self.budget.tries, h)
@@ -247,18 +246,18 @@ class Search:
         elif kind == 2:
             x = h * self._randn(d)
         else:
-            x = self.box.low + self._rand(d) * (self.box.high - self.box.low)
-        return self.box.clamp(x)
+            x = self.region.low + self._rand(d) * (self.region.high - self.region.low)
+        return self.region.clamp(x)
+
+    # Numbers are drawn on the device of the generator and moved to that of the points.
 
     def _randn(self, *shape: int) -> Tensor:
-        return self._put(torch.randn(*shape, generator=self.generator, dtype=self.box.low.dtype))
+        like = self.region.low
+        return torch.randn(*shape, generator=self.generator, dtype=like.dtype).to(like.device)
 
     def _rand(self, *shape: int) -> Tensor:
-        return self._put(torch.rand(*shape, generator=self.generator, dtype=self.box.low.dtype))
-
-    def _put(self, numbers: Tensor) -> Tensor:
-        """Numbers are drawn on the device of the generator and moved to that of the points."""
-        return numbers.to(self.box.low.device)
+        like = self.region.low
+        return torch.rand(*shape, generator=self.generator, dtype=like.dtype).to(like.device)
 
 
 def _unit(gradient: Tensor) -> Tensor:

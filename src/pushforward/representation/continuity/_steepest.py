@@ -24,7 +24,7 @@ from torch import Tensor
 from ...distances import wasserstein
 from ...measures import Measure
 from .._errors import BlackBoxError
-from ._box import Box
+from ._region import Region
 
 Response = Callable[[Measure, Measure, Tensor | None], Tensor]
 """`response(mu, nu, x)`: the distance of the outputs in two contexts, as a tensor of no axes, with
@@ -78,8 +78,8 @@ class Pair:
 
 def measured(
     response: Response, mu: Measure, nu: Measure, x: Tensor | None = None, share: float = 1.0
-) -> Pair | None:
-    """Two contexts with their distance and the response; None if the map fails on them.
+) -> Pair:
+    """Two contexts with their distance and the response.
 
     Args:
         response: of the map.
@@ -88,17 +88,14 @@ def measured(
         x: a point, if the response is that of one.
         share: of the mass that the contexts have; the rest is the same in both.
     """
-    try:
-        changed = float(response(mu, nu, x))
-    except BlackBoxError:
-        return None
+    changed = float(response(mu, nu, x))  # first: it raises a clear error if the map fails
     return Pair(mu, nu, x, share * float(wasserstein(mu, nu)), changed)
 
 
 def steepest(
     response: Response,
     starts: Sequence[tuple[Measure, Tensor | None]],
-    box: Box,
+    region: Region,
     generator: torch.Generator,
     *,
     moves: Moves,
@@ -110,7 +107,7 @@ def steepest(
     Args:
         response: of the map, see `Response`.
         starts: contexts and points to begin with.
-        box: where atoms may be.
+        region: where atoms may be.
         generator: of all random numbers.
         moves: what may change.
         share: of the mass that the contexts have; the rest is the same in both.
@@ -119,18 +116,18 @@ def steepest(
     Examples:
         >>> response = lambda mu, nu, x: 3 * (mu.mean() - nu.mean()).norm()
         >>> mu = pf.Measure(torch.rand(5, 2).double())
-        >>> box = pf.representation.continuity.Box.around(mu.atoms)
+        >>> region = pf.representation.continuity.Region.around(mu.atoms)
         >>> moves = pf.representation.continuity.Moves()
         >>> generator = torch.Generator().manual_seed(0)
         >>> (pair,) = pf.representation.continuity.steepest(
-        ...     response, [(mu, None)], box, generator, moves=moves
+        ...     response, [(mu, None)], region, generator, moves=moves
         ... )
         >>> round(pair.ratio, 6)
         3.0
     """
     found = []
     for mu, x in starts:
-        pair = _Climb(response, box, generator, moves, share).from_start(mu, x)
+        pair = _Climb(response, region, generator, moves, share).from_start(mu, x)
         tick()
         if pair is not None and pair.ratio > 0:
             found.append(pair)
@@ -161,7 +158,7 @@ class _Climb:
     """The search from one start."""
 
     response: Response
-    box: Box
+    region: Region
     generator: torch.Generator
     moves: Moves
     share: float
@@ -196,15 +193,18 @@ class _Climb:
         return best, state
 
     def _step(self, dtype: torch.dtype) -> float:
-        return STEP.get(dtype, STEP[torch.float32]) * self.box.size
+        return STEP.get(dtype, STEP[torch.float32]) * self.region.size
 
     def _pair(self, state: _State) -> Pair | None:
-        """The context and the one with an atom moved, within the box."""
+        """The context and the one with an atom moved, within the region; None if the map fails."""
         atoms = state.atoms.clone()
         step = self._step(atoms.dtype)
-        atoms[state.which] = self.box.clamp(atoms[state.which] + step * state.u)
+        atoms[state.which] = self.region.clamp(atoms[state.which] + step * state.u)
         mu, nu = (Measure.unchecked(a, state.log_weights) for a in (state.atoms, atoms))
-        return measured(self.response, mu, nu, state.x, self.share)
+        try:
+            return measured(self.response, mu, nu, state.x, self.share)
+        except BlackBoxError:
+            return None
 
     def _moved(self, state: _State, length: float) -> _State:
         """A random change of the direction, and of one or two other things."""
@@ -213,13 +213,13 @@ class _Climb:
         if kind == 0:
             which = int(torch.randint(len(atoms), (), generator=self.generator))
         if kind in (1, 2):
-            atoms = self.box.clamp(atoms + length * self._randn(len(atoms)))
+            atoms = self.region.clamp(atoms + length * self._randn(len(atoms)))
         if kind in (2, 3) and self.moves.weights:
             noise = torch.randn(len(atoms), generator=self.generator, dtype=torch.float64)
             log_weights = (log_weights + 10 * length * noise.to(atoms)).log_softmax(-1)
         if kind in (2, 3) and self.moves.point and x is not None:
-            x = self.box.clamp(x + length * self._randn(1)[0])
-        turned = state.u + 3 * length * self._randn(1)[0] / self.box.size
+            x = self.region.clamp(x + length * self._randn(1)[0])
+        turned = state.u + 3 * length * self._randn(1)[0] / self.region.size
         return _State(atoms, log_weights, which, _unit(turned), x)
 
     def _ascended(self, state: _State, length: float) -> _State | None:
@@ -249,13 +249,13 @@ class _Climb:
         if self.moves.weights:
             log_weights = (log_weights + 10 * length * up[1]).log_softmax(-1)
         if self.moves.point and x is not None:
-            x = self.box.clamp(x + length * self.box.size * up[3])
-        atoms = self.box.clamp(state.atoms + length * self.box.size * up[0])
+            x = self.region.clamp(x + length * self.region.size * up[3])
+        atoms = self.region.clamp(state.atoms + length * self.region.size * up[0])
         return _State(atoms, log_weights, state.which, _unit(state.u + 3 * length * up[2]), x)
 
     def _randn(self, count: int) -> Tensor:
         """Random vectors, in every coordinate as long as the box is wide."""
-        sides = self.box.high - self.box.low
+        sides = self.region.high - self.region.low
         shape = (count, len(sides))
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(sides) * sides
 

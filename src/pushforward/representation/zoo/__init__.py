@@ -1,21 +1,20 @@
 """Maps between measures whose kind is known, each with its theorem."""
 
 from ._counterexamples import (
-    alice_elise as alice_elise,
-    bayes as bayes,
-    counterexample as counterexample,
-    length_temperature as length_temperature,
-    masked_pooling as masked_pooling,
-    smooth_counterexample as smooth_counterexample,
-    splitting as splitting,
-    top_k as top_k,
+    alice_elise,
+    bayes,
+    counterexample,
+    length_temperature,
+    masked_pooling,
+    smooth_counterexample,
+    splitting,
+    top_k,
 )
-from ._in_context import (
-    attention as attention,
-    mlp as mlp,
-    root as root,
-    stack as stack,
-    steep as steep,
-    vlasov as vlasov,
-)
-from ._specimens import Specimen as Specimen, specimens as specimens
+from ._in_context import attention, mlp, root, stack, steep, vlasov
+from ._specimens import Specimen, specimens
+
+__all__ = [
+    "Specimen", "alice_elise", "attention", "bayes", "counterexample", "length_temperature",
+    "masked_pooling", "mlp", "root", "smooth_counterexample", "specimens", "splitting", "stack",
+    "steep", "top_k", "vlasov",
+]  # fmt: skip

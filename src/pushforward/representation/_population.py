@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .._tools.checks import check_floating
 from ..measures import Measure
-from ._section import count
 
 TokenLaw = Callable[[int, torch.Generator], Any]
 """`law(n, generator)` draws `n` tokens, as a tensor `(n, d)` or a measure."""
@@ -21,9 +20,6 @@ FEWEST_TOKENS = 4
 
 DEFAULT_TOKENS = 32
 """The size of a typical context, where the data do not ask for a smaller one."""
-
-CLOUD = 256
-"""How many draws represent the data where a box around them is needed."""
 
 
 class Population:
@@ -35,6 +31,11 @@ class Population:
     Args:
         data: one set `(n, d)`, several (a list, or a tensor `(b, n, d)`), a measure, or a function
             `law(n, generator)`.
+
+    Examples:
+        >>> population = pf.representation.Population([torch.zeros(5, 2), torch.ones(9, 2)])
+        >>> population.draw(3, torch.Generator())
+        Measure(3 atoms in R^2, float32, cpu)
     """
 
     def __init__(self, data: Any) -> None:
@@ -98,16 +99,6 @@ class Population:
     def points(self, m: int, generator: torch.Generator) -> Tensor:
         """Independent points, `(m, d)`."""
         return self.draw(m, generator).atoms
-
-    def describe(self) -> str:
-        """Number and size of the sets, in words."""
-        if not self.sets:
-            return f"a law on R^{self.dim}"
-        if len(self.sets) == 1:
-            return f"{count(self.sets[0].n, 'token')} in R^{self.dim}"
-        sizes = sorted({mu.n for mu in self.sets})
-        span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        return f"{len(self.sets)} sets of {span} tokens in R^{self.dim}"
 
 
 def _parts(data: Any) -> Sequence[Any]:

@@ -1,52 +1,23 @@
-r"""Maps that are only called, and where they send a small mass.
-
-`BlackBox` is what the search for discontinuities needs: `images`, for many (measure, point, mass)
-at once. `MapBox` is a map between measures, and serves recovery, characterisation and audits.
-"""
+"""Maps between measures."""
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..flows import Euclidean, Manifold
-from ..maps import InContextMap
-from ..measures import Measure, MeasureMap
-from ._errors import BlackBoxError, call_model
-from ._probes import Decode, Excess
-from ._small_mass import default_eta, richardson
-
-
-class BlackBox(ABC):
-    """Finds the image of a small mass put at a point."""
-
-    batched: bool
-    """Whether many images take hardly longer than one."""
-    differentiable: bool
-    """Whether images have gradients."""
-
-    @abstractmethod
-    def images(
-        self,
-        atoms: Float[Tensor, "c n d"],
-        log_weights: Float[Tensor, "c n"],
-        x: Float[Tensor, "c d"],
-        eta: Float[Tensor, " c"],
-    ) -> Float[Tensor, "c e"]:
-        r"""Where the mass $\eta$ at each $x$ goes in each measure; NaN where that is not known.
-
-        Args:
-            atoms: of the measures.
-            log_weights: of the measures, normalised.
-            x: the points.
-            eta: the masses.
-        """
+from ...flows import Euclidean, Manifold
+from ...maps import InContextMap
+from ...measures import Measure, MeasureMap
+from .._errors import BlackBoxError, call_model
+from .._probes import Decode, Excess
+from .._small_mass import default_eta, richardson
+from ..continuity import ImageFinder
+from ._black_box import BlackBox
+from ._calls import finite
 
 
 class MapBox(BlackBox):
@@ -68,13 +39,14 @@ class MapBox(BlackBox):
         (tensor([2., 4.], dtype=torch.float64), tensor([[2.]], dtype=torch.float64))
     """
 
+    weighted = True
+
     def __init__(self, f: MeasureMap | InContextMap, example: Measure | None = None) -> None:
         if not callable(f):
             raise TypeError(f"`f` must map a Measure to a Measure, got {type(f).__name__}.")
+        self.model, self.manifold = f, _manifold(f)
         self.gamma = f if isinstance(f, InContextMap) else None
         """The in-context map, None if all that is known is a function of measures."""
-        self.manifold = _manifold(f)
-        """Where its points lie."""
         self.dtype: torch.dtype | None = None
         """The dtype of the measures it is called with; None: that of the measure."""
         self._example: Measure | None = None
@@ -117,28 +89,33 @@ class MapBox(BlackBox):
         if self.gamma is not None:
             queries = Measure(x) if self.gamma.paired else x
             times = None if mu.times is None else mu.times.amax().expand(len(x))
-            y = call_model(self.gamma, mu, queries, times)
+            y = finite(call_model(self.gamma, mu, queries, times))
             return self.manifold.embed(y) if self._embeds else y
         eta, probe = default_eta(mu), Excess(fallback=Decode())
         image = lambda point: lambda mass: probe.image(self.push, mu, point, mass)
         return torch.stack([richardson(image(point), eta) for point in x])
 
-    def images(
-        self,
-        atoms: Float[Tensor, "c n d"],
-        log_weights: Float[Tensor, "c n"],
-        x: Float[Tensor, "c d"],
-        eta: Float[Tensor, " c"],
-    ) -> Float[Tensor, "c e"]:
-        points = torch.cat([atoms, x[:, None]], 1)
-        masses = torch.cat([log_weights + torch.log1p(-eta)[:, None], eta.log()[:, None]], 1)
-        probed = Measure.unchecked(points, masses)
-        if self.batched:
-            return _with_mass(self._same_kind(probed), eta)
-        return torch.stack([self._image(mu, e) for mu, e in zip(probed, eta, strict=True)])
+    def outputs(self, mu: Measure, x: Tensor | None = None) -> Tensor | Measure:
+        if x is not None:
+            return self.answer(mu, x)
+        # Images of an in-context map are in the order of the tokens; those of another map are not.
+        return self.push(mu) if self.gamma is None else self.push(mu).atoms
+
+    def images(self) -> ImageFinder:
+        """The mass is an atom of its own, found again by its weight."""
+
+        def find(atoms: Tensor, log_weights: Tensor, x: Tensor, eta: Tensor) -> Tensor:
+            points = torch.cat([atoms, x[:, None]], 1)
+            masses = torch.cat([log_weights + torch.log1p(-eta)[:, None], eta.log()[:, None]], 1)
+            probed = Measure.unchecked(points, masses)
+            if self.batched:
+                return _with_mass(self._same_kind(probed), eta)
+            return torch.stack([self._image(mu, e) for mu, e in zip(probed, eta, strict=True)])
+
+        return ImageFinder(find, self.batched, self._differentiable)
 
     @cached_property
-    def batched(self) -> bool:  # type: ignore[override]
+    def batched(self) -> bool:
         """Whether two measures in one call give what they give one by one."""
         mu = self._example
         if mu is None:
@@ -156,7 +133,7 @@ class MapBox(BlackBox):
         )
 
     @cached_property
-    def differentiable(self) -> bool:  # type: ignore[override]
+    def _differentiable(self) -> bool:
         """Whether images have finite gradients in the atoms."""
         if self._example is None:
             return False
@@ -234,44 +211,3 @@ def _in_float64(gamma: InContextMap, mu: Measure) -> tuple[InContextMap, torch.d
     except Exception:  # it cannot compute in float64: it is called as it is
         return gamma, mu.dtype
     return wide, torch.float64
-
-
-def near(a: Tensor, b: Tensor) -> bool:
-    """Whether outputs agree up to rounding, which threads and shapes may change."""
-    if a.shape != b.shape:
-        return False
-    size = float(b.abs().max())
-    return bool((a - b).abs().max() <= 256 * torch.finfo(b.dtype).eps * size)
-
-
-def why_unusable(
-    call: Callable[[Measure], Tensor | Measure], mu: Measure, other: Measure, seed: int = 0
-) -> str | None:
-    """Why nothing can be concluded from a map: it fails, it is random, or it keeps state.
-
-    Args:
-        call: the outputs of the map in a context.
-        mu: a context.
-        other: another one.
-        seed: of random numbers that the map may draw.
-    """
-
-    def outputs(luck: int) -> Tensor:
-        torch.manual_seed(luck)
-        out = call(mu)
-        return out.atoms if isinstance(out, Measure) else out
-
-    devices = [mu.device] if mu.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        try:
-            first = outputs(seed)
-            if not near(first, outputs(seed)):
-                return "it keeps state: a second call gives another output"
-            if not near(first, outputs(seed + 1)):
-                return "it is random: two calls on the same context differ"
-            call(other)
-            if not near(first, outputs(seed)):
-                return "it keeps state: a call changes the output of a later one"
-        except BlackBoxError as error:
-            return str(error)
-    return None

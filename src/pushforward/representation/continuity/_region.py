@@ -16,8 +16,8 @@ Law = Callable[[int, torch.Generator], Measure]
 
 
 @dataclass(frozen=True)
-class Box:
-    """The region that a search stays in: a box around points, or a manifold they lie on.
+class Region:
+    """Where a search stays: the smallest box around points, or a manifold they lie on.
 
     Args:
         low: the lowest corner of the box.
@@ -30,7 +30,7 @@ class Box:
     manifold: Manifold = Euclidean()
 
     @classmethod
-    def around(cls, points: Tensor, manifold: Manifold = Euclidean()) -> Box:  # noqa: B008
+    def around(cls, points: Tensor, manifold: Manifold = Euclidean()) -> Region:  # noqa: B008
         """The smallest box around points; with the manifold, if they lie on it.
 
         Args:
