@@ -4,7 +4,7 @@ from . import boxes, continuity, zoo
 from ._characterise import Characterisation, LipschitzBounds, Verdict, characterise
 from ._derivatives import Derivative, Extension, MassPreserving, ProbabilityValued, derivative
 from ._errors import BlackBoxError, CallRejected, NotRecovered, call_model
-from ._measure_maps import Witness, rewritings
+from ._measure_maps import Witness, refinements, rewritings
 from ._population import Population
 from ._probes import Decode, Excess, Probe, Weak
 from ._recovery import RecoveredMap, recover
@@ -15,5 +15,5 @@ __all__ = [
     "Excess", "Extension", "LipschitzBounds", "MapBox", "MassPreserving", "NotRecovered",
     "Population", "ProbabilityValued", "Probe", "QueryBox", "RecoveredMap", "TokenBox", "Verdict",
     "Weak", "Witness", "boxes", "call_model", "characterise", "continuity", "derivative",
-    "recover", "rewritings", "zoo",
+    "recover", "refinements", "rewritings", "zoo",
 ]  # fmt: skip

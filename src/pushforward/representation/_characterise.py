@@ -29,18 +29,22 @@ from .boxes import MapBox, image_distance, why_unusable
 from .continuity import (
     PRECISION,
     Continuity,
+    InMeasure,
     Law,
     Moves,
+    Outcome,
     Pair,
     Region,
     Search,
     continuity,
+    continuity_in_measure,
     measured,
     steepest,
 )
 
-TICKS = 40
-"""Steps of the progress bar: distances of the search and of the zoom, and starts of `steepest`."""
+TICKS = 52
+"""Steps of the progress bar: paths, distances of the search and of the zoom, starts of
+`steepest`."""
 
 REPEATS = 3
 """How often it is tested that the map can be called and gives the same result again."""
@@ -60,6 +64,7 @@ class Verdict(Enum):
 
     IN_CONTEXT = "in-context map (not refuted)"
     NOT_A_MEASURE_MAP = "not a measure map"
+    JUMPS = "not continuous in the measure"
     SPLITS_ATOMS = "splits or re-weights atoms (B1)"
     NOT_CONTINUOUS = "no continuous in-context map (B2)"
     UNKNOWN = "could not be characterised"
@@ -102,7 +107,8 @@ class Characterisation:
         deviation: the largest change when a measure is written in another way, in units of the
             tolerance.
         residual: the largest distance of an output mass from the sums of input masses.
-        continuity: the result of the search for a jump.
+        in_measure: whether it is continuous in the measure.
+        continuity: the result of the search for a jump of the image of a small mass.
         seed: of all random numbers.
     """
 
@@ -112,6 +118,7 @@ class Characterisation:
     lipschitz: LipschitzBounds | None = None
     deviation: float = math.nan
     residual: float = math.nan
+    in_measure: InMeasure | None = None
     continuity: Continuity | None = None
     seed: int = 0
 
@@ -125,6 +132,8 @@ class Characterisation:
         if self.witness is not None:
             draws = "" if self.witness.drawn else " (on a measure that is no draw of the law)"
             lines.append(f"  because {self.witness.what}{draws}")
+        if self.in_measure is not None and self.verdict is not Verdict.JUMPS:
+            lines.append(f"  in the measure: {self.in_measure}")
         if self.continuity is not None:
             c = self.continuity
             lines.append(
@@ -133,6 +142,10 @@ class Characterisation:
             )
             if c.holder:
                 lines.append(f"  as of a Hölder continuous map of exponent {1 - c.exponent:.2f}")
+            if c.slow:
+                lines.append(
+                    f"  slower than any power of h: {c.kept:.0%} of a gap is left over six decades"
+                )
             lines += [f"  K({eta:.0e}) = {steep:.3g}" for eta, steep in c.table]
         if self.lipschitz is not None:
             k = self.lipschitz
@@ -155,9 +168,10 @@ def characterise(
     r"""Determine what kind of map between measures a black box is [A, Thm. 1].
 
     Tested in this order: can it be called, and does it give the same result again; does it depend
-    on the measure alone, not on how it is written; does it preserve supports (B1); does a small
-    mass jump (B2). The first test that fails is the verdict. An in-context map with a certified
-    Lipschitz bound cannot fail the last one.
+    on the measure alone, not on how it is written; is it continuous in the measure; does it
+    preserve supports (B1); does the image of a small mass jump (B2). The first test that fails is
+    the verdict. An in-context map with a certified Lipschitz bound is continuous, and cannot fail
+    the tests of that.
 
     Args:
         f: `Measure` to `Measure`, one at a time; or an in-context map.
@@ -219,20 +233,32 @@ def _tested(
     deviation, witness = change_by_rewriting(box, draw, generator)
     if witness is not None:
         return Characterisation(Verdict.NOT_A_MEASURE_MAP, "", witness, deviation=deviation)
-    residual, witness = mass_residual(box, draw, generator)
-    known = Characterisation(Verdict.UNKNOWN, deviation=deviation, residual=residual)
-    if witness is not None:
-        return replace(known, verdict=Verdict.SPLITS_ATOMS, witness=witness)
     points = torch.cat([draw().atoms for _ in range(8)])
     region = Region.around(points, box.manifold)
+    known = Characterisation(Verdict.UNKNOWN, deviation=deviation)
     if not region.size > 0:
         return replace(known, reason="all draws of the law are one point")
+    in_measure = _in_measure(box, law, size, region, generator, tick)
+    known = replace(known, in_measure=in_measure)
+    if in_measure.pair is not None:
+        witness = Witness(f"it {in_measure}", *in_measure.pair, drawn=False)
+        return replace(known, verdict=Verdict.JUMPS, witness=witness)
+    residual, witness = mass_residual(box, draw, region, generator)
+    known = replace(known, residual=residual)
+    if witness is not None:
+        return replace(known, verdict=Verdict.SPLITS_ATOMS, witness=witness)
     search = Search(box.images(), law, size, region, generator, tick)
     precision = PRECISION.get(points.dtype, PRECISION[torch.float32])
     found = continuity(search, precision)
     bounds = _bounds(box, search, found)
     known = replace(known, lipschitz=bounds, continuity=found)
-    if not found.refuted or bounds.upper < math.inf:
+    if bounds.upper < math.inf:
+        return replace(known, verdict=Verdict.IN_CONTEXT)
+    if not found.refuted:
+        if in_measure.outcome is Outcome.UNRESOLVED:
+            slow = "it closes gaps slower than any power, " if found.slow else ""
+            reason = f"{slow}whether it is continuous in the measure is not resolved"
+            return replace(known, reason=reason)
         return replace(known, verdict=Verdict.IN_CONTEXT)
     known = replace(known, witness=_jump(search, found))
     if points.dtype == torch.float64:
@@ -243,6 +269,22 @@ def _tested(
         reason=f"it jumps, or is steeper than {found.slope:.2g}, which {name} cannot distinguish; "
         "use float64",
     )
+
+
+def _in_measure(
+    box: MapBox,
+    law: Law,
+    size: int,
+    region: Region,
+    generator: torch.Generator,
+    tick: Callable[[], None],
+) -> InMeasure:
+    """Whether the map is continuous in the measure."""
+    if region.low.dtype != torch.float64:
+        return InMeasure(Outcome.NOT_TRIED, "float32 cannot tell a jump from a slope; use float64")
+    if _certified(box, region.radius) < math.inf:
+        return InMeasure(Outcome.NOT_TRIED, "a Lipschitz bound is certified")
+    return continuity_in_measure(box.pushes, law, size, region, generator, tick)
 
 
 def _why_unusable(box: MapBox, draw: Callable[[], Measure]) -> str | None:

@@ -6,7 +6,7 @@ condition (B1) of [A, Thm. 1]?
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,16 @@ from ._probes import Excess
 from ._small_mass import weights_array
 from ._subset_sums import Decoding, decode
 from .boxes import MapBox
+from .continuity import Region
 
 DRAWS = 5
 """Draws of the law for each test."""
 
 ATOMS = 12
 """Atoms of the measures whose masses are decoded."""
+
+WHOLE_REGION = 24
+"""Measures with atoms anywhere in the region, whose masses are decoded."""
 
 ROUNDING_FACTOR = 1e3
 """A change up to this many times the response to a one-unit rounding error counts as none."""
@@ -105,10 +109,42 @@ def _indexed(mu: Measure, index: Tensor) -> Measure:
     return Measure.unchecked(mu.atoms[index], mu.log_weights[index], times).normalise()
 
 
+def refinements(mu: Measure, generator: torch.Generator) -> dict[str, Measure]:
+    """The same measure with atoms split into unequal parts: one of them, and all at random.
+
+    Args:
+        mu: the measure.
+        generator: of atoms and shares.
+
+    Examples:
+        >>> mu = pf.Measure(torch.tensor([[0.0], [1.0]]))
+        >>> finer = pf.representation.refinements(mu, torch.Generator().manual_seed(0))
+        >>> finer["splitting one"].n, finer["splitting at random"].mass
+        (3, tensor(1.))
+    """
+    rand = lambda n: torch.rand(n, generator=generator, dtype=torch.float64)
+    share = 0.1 + 0.3 * float(rand(1))
+    atom = int(torch.randint(mu.n, (), generator=generator))
+    parts = torch.randint(1, 4, (mu.n,), generator=generator)
+    index = torch.arange(mu.n).repeat_interleave(parts)
+    raw = 0.1 + rand(len(index))
+    total = torch.zeros(mu.n, dtype=torch.float64).index_add(0, index, raw)
+    shares = (raw / total[index]).log().to(mu.log_weights)
+    finer = _indexed(mu, index.to(mu.device))
+    times = finer.times
+    log_weights = mu.log_weights[index.to(mu.device)] + shares
+    return {
+        "splitting one": mu.split([share, 1 - share], atom=atom),
+        "splitting at random": Measure.unchecked(finer.atoms, log_weights, times).normalise(),
+    }
+
+
 _CHANGES = {
     "permuting": "permuting its atoms",
     "splitting": "splitting its atoms in halves",
     "repeating": "repeating the whole of it three times",
+    "splitting one": "splitting one atom into two of unequal weight",
+    "splitting at random": "splitting its atoms into parts of random weights",
 }
 
 
@@ -119,7 +155,7 @@ def change_by_rewriting(
 
     Returns the largest change of an image when the measure is written in another way, in units of
     the tolerance, and a witness if that is more than one. The tolerance comes from the response of
-    the map to changes of one rounding unit.
+    the map to changes of points and weights by rounding.
 
     Args:
         box: the map.
@@ -131,12 +167,11 @@ def change_by_rewriting(
         mu = draw()
         out = box.push(mu)
         unit = torch.finfo(mu.dtype).eps
-        signs = torch.randint(2, (3, *mu.atoms.shape), generator=generator) * 2 - 1
-        rounded = [mu.moved(mu.atoms * (1 + unit * s)) for s in signs.to(mu.atoms)]
-        response = max(float(wasserstein(out, box.push(nu))) for nu in rounded)
+        response = max(float(wasserstein(out, box.push(nu))) for nu in _rounded(mu, generator))
         size = 1 + float(out.atoms.abs().max()) + float(mu.atoms.abs().max())
         tolerance = ROUNDING_FACTOR * (response + unit * size)
-        for name, (nu, _) in rewritings(mu, generator).items():
+        same = {name: nu for name, (nu, _) in rewritings(mu, generator).items()}
+        for name, nu in (same | refinements(mu, generator)).items():
             ratio = float(wasserstein(out, box.push(nu))) / tolerance
             if ratio > worst:
                 worst = ratio
@@ -144,8 +179,24 @@ def change_by_rewriting(
     return worst, witness if worst > 1 else None
 
 
+def _rounded(mu: Measure, generator: torch.Generator) -> Iterator[Measure]:
+    """Measures whose points or weights differ by one rounding unit.
+
+    Weights too: two of them that are equal up to rounding are a tie, in which a map that is not
+    continuous may choose either side.
+    """
+    unit = torch.finfo(mu.dtype).eps
+    for _ in range(3):
+        signs = torch.randint(2, mu.atoms.shape, generator=generator) * 2 - 1
+        yield mu.moved(mu.atoms * (1 + unit * signs.to(mu.atoms)))
+        signs = torch.randint(2, (mu.n,), generator=generator) * 2 - 1
+        for step in (4 * unit, -4 * unit):
+            log_weights = mu.log_weights + step * signs.to(mu.log_weights)
+            yield Measure.unchecked(mu.atoms, log_weights, mu.times)
+
+
 def mass_residual(
-    box: MapBox, draw: Callable[[], Measure], generator: torch.Generator
+    box: MapBox, draw: Callable[[], Measure], region: Region, generator: torch.Generator
 ) -> tuple[float, Witness | None]:
     """Whether a map splits or re-weights atoms, (B1) [A, Def. 1].
 
@@ -155,17 +206,17 @@ def mass_residual(
     Args:
         box: the map.
         draw: draws a measure.
+        region: where the points of draws lie.
         generator: of atoms and weights.
     """
     worst = 0.0
-    for _ in range(DRAWS):
-        mu = _generic(draw(), generator)
+    for mu, drawn in _generic_measures(draw, region, generator):
         decoding = _decoded(box, mu)
         worst = max(worst, decoding.residual)
         # Several subsets within the tolerance: the weights are not generic enough to conclude.
         if decoding.owner is None and decoding.problem != "several subsets":
             what = f"output masses are no sums of input masses ({decoding.problem})"
-            return worst, Witness(what, mu)
+            return worst, Witness(what, mu, drawn=drawn)
     return worst, None
 
 
@@ -177,9 +228,31 @@ def _decoded(box: MapBox, mu: Measure) -> Decoding:
     return decode(weights_array(mu), weights_array(out), tol)
 
 
-def _generic(mu: Measure, generator: torch.Generator) -> Measure:
-    """A few of its atoms, with random weights whose subset sums all differ [A, Lem. 1]."""
-    mu = mu.merge()
-    some = torch.randperm(mu.n, generator=generator)[:ATOMS]
-    weights = torch.rand(len(some), generator=generator, dtype=torch.float64) + 0.2
-    return Measure(mu.atoms[some.to(mu.device)], weights=(weights / weights.sum()).to(mu.atoms))
+def _generic_measures(
+    draw: Callable[[], Measure], region: Region, generator: torch.Generator
+) -> Iterator[tuple[Measure, bool]]:
+    """Measures whose subset sums all differ [A, Lem. 1], and whether their points are drawn.
+
+    A map may split only heavy atoms, or atoms in a part of the region. So weights are nearly
+    equal, skewed, or all on one atom; clouds are draws, a few atoms of a draw, or points anywhere.
+    """
+    rand = lambda n: torch.rand(n, generator=generator, dtype=torch.float64)
+    weights = (
+        lambda n: rand(n) + 0.2,
+        lambda n: torch.exp(-5 * rand(n)),
+        lambda n: torch.cat([torch.full((1,), 3.0 * n, dtype=torch.float64), rand(n - 1) + 0.2]),
+    )
+    for k in range(DRAWS * len(weights)):
+        mu = draw().merge()
+        count = (ATOMS, 4, 2, 1)[k // len(weights) % 4]
+        some = torch.randperm(mu.n, generator=generator)[:count].to(mu.device)
+        yield _weighted(mu.atoms[some], weights[k % len(weights)]), True
+    for k in range(WHOLE_REGION):
+        cells = rand(ATOMS * len(region.low)).reshape(ATOMS, -1).to(region.low)
+        points = region.clamp(region.low + cells * (region.high - region.low))
+        yield _weighted(points, weights[k % len(weights)]), False
+
+
+def _weighted(atoms: Tensor, weights: Callable[[int], Tensor]) -> Measure:
+    w = weights(len(atoms))
+    return Measure(atoms, weights=(w / w.sum()).to(atoms))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import torch
@@ -71,11 +73,38 @@ class MapBox(BlackBox):
             raise BlackBoxError(f"The map returned {type(out).__name__}, not a Measure.")
         if out.batch_shape:
             raise BlackBoxError(f"The map returned a batch of measures, {out.batch_shape}.")
-        positive = out.log_weights > -torch.inf
-        good = (out.atoms.isfinite().all(-1) | ~positive).all() & positive.any()
-        if not bool(good & (out.log_weights < torch.inf).all()):
-            raise BlackBoxError("The map returned NaN or infinity.")
-        return self._embedded(out).strip().normalise()
+        return _finite(self._embedded(out))
+
+    def pushes(self, measures: Sequence[Measure]) -> list[Measure | None]:
+        """The images of many measures, None where the map fails.
+
+        Measures of equally many atoms go in one call, if the map takes batches.
+        """
+        sizes: dict[int, list[int]] = {}
+        for k, mu in enumerate(measures):
+            sizes.setdefault(mu.n, []).append(k)
+        images: dict[int, Measure | None] = {}
+        for members in sizes.values():
+            outs = self._of_one_size([measures[k] for k in members])
+            images.update(zip(members, outs, strict=True))
+        return [images[k] for k in range(len(measures))]
+
+    def _of_one_size(self, measures: list[Measure]) -> list[Measure | None]:
+        """The images of measures of equally many atoms."""
+        if self.batched and len(measures) > 1:
+            with suppress(BlackBoxError):  # then one by one
+                out = self._same_kind(Measure.stack(measures))
+                each = zip(out.atoms, out.log_weights, strict=True)
+                return [self._or_none(_finite, Measure.unchecked(*cloud)) for cloud in each]
+        return [self._or_none(self.push, mu) for mu in measures]
+
+    def _or_none(self, call: Callable[[Measure], Measure], mu: Measure) -> Measure | None:
+        """The result of a call, None where the map fails or has images of another dimension."""
+        try:
+            out = call(mu)
+        except BlackBoxError:
+            return None
+        return out if self._image_dim in (None, out.dim) else None
 
     def answer(self, mu: Measure, x: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
         r"""Where the points $x$ go in the context $\mu$: $G(\mu,x)$.
@@ -179,6 +208,15 @@ class MapBox(BlackBox):
             return Excess().image(self.push, before, mu.atoms[-1], float(eta))
         except BlackBoxError:
             return torch.full_like(y, torch.nan)
+
+
+def _finite(out: Measure) -> Measure:
+    """An image without atoms of no mass, normalised; an error if it is not finite."""
+    positive = out.log_weights > -torch.inf
+    good = (out.atoms.isfinite().all(-1) | ~positive).all() & positive.any()
+    if not bool(good & (out.log_weights < torch.inf).all()):
+        raise BlackBoxError("The map returned NaN or infinity.")
+    return out.strip().normalise()
 
 
 def _with_mass(out: Measure, eta: Tensor) -> Tensor:

@@ -14,14 +14,16 @@ two is what happens as distances $h$ and masses $\eta$ become small:
 4. *Compare masses.* $K(\eta)$ is the largest quotient gap/h that any candidate of the zoom shows
    with mass $\eta$. A steep but continuous map has a largest slope that does not depend on the
    mass: $K$ stops growing. Refuted if $K$ grows like a power of $1/\eta$ up to the smallest
-   masses, or if gaps do not close at all for most masses.
+   masses, or if gaps do not close at all for most masses: a jump keeps its gap over six decades
+   of $h$. A modulus such as $1/\log(1/h)$ loses more than half of it, and is not refuted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 
@@ -37,6 +39,12 @@ LEAST_HOLDER = 0.1
 
 FEW = 4
 """Gaps that the zoom starts from if every candidate takes calls of its own."""
+
+JUMP_KEEPS = 0.8
+"""A jump keeps at least this share of its gap over the last decades of h."""
+
+DECADES = 6
+"""Over so many decades of h, where the dtype has as many."""
 
 GROWS = 0.2
 r"""If $K(\eta)$ grows faster than $\eta^{-0.2}$, no continuous map has it."""
@@ -85,6 +93,8 @@ class Continuity:
         gaps: the widest gap at each distance of the search.
         table: pairs $(\eta,K(\eta))$ of the zoom, empty if there was none.
         growth: the exponent of $K$ in $1/\eta$, NaN without a zoom.
+        kept: the share of the gap that is left over the last decades of the zoom, for a typical
+            mass; NaN without a zoom.
         smallest: the smallest distance and the smallest mass.
     """
 
@@ -96,12 +106,18 @@ class Continuity:
     gaps: tuple[WidestGap, ...]
     table: tuple[tuple[float, float], ...]
     growth: float
+    kept: float
     smallest: tuple[float, float]
 
     @property
     def holder(self) -> bool:
         """Whether the gaps are those of a continuous map that is not Lipschitz."""
         return not self.refuted and LEAST_HOLDER < self.exponent <= LARGEST_CONTINUOUS
+
+    @property
+    def slow(self) -> bool:
+        """Whether gaps close, but slower than any power of h that could be told from a jump."""
+        return not self.refuted and self.kept > 10 ** (-DECADES * GROWS)
 
 
 def continuity(search: Search, precision: Precision) -> Continuity:
@@ -119,10 +135,11 @@ def continuity(search: Search, precision: Precision) -> Continuity:
     if exponent <= LARGEST_CONTINUOUS:
         smallest = (hs[-1], min(g.eta for g in gaps))
         return Continuity(
-            False, exponent, error, _quotient(witness), witness, gaps, (), math.nan, smallest
-        )
+            False, exponent, error, _quotient(witness), witness, gaps, (), math.nan, math.nan,
+            smallest,
+        )  # fmt: skip
     end = scale * precision.zoom
-    steepest, stay_open = _zoom(search, gaps, precision.etas, end, noise)
+    steepest, kept = _zoom(search, gaps, precision, end)
     table = []
     for eta in precision.etas:
         # Each mass at the steepest candidate of every mass: the maximum over the same candidates.
@@ -135,8 +152,8 @@ def continuity(search: Search, precision: Precision) -> Continuity:
     limited = table[-1][1] * end > 0.05 * max(g.gap for g in gaps)
     grows = growth > GROWS and (recent > GROWS or limited)
     return Continuity(
-        grows or stay_open, exponent, error, _quotient(witness), witness, gaps, tuple(table),
-        growth, (end, precision.etas[-1]),
+        grows or kept >= JUMP_KEEPS, exponent, error, _quotient(witness), witness, gaps,
+        tuple(table), growth, kept, (end, precision.etas[-1]),
     )  # fmt: skip
 
 
@@ -161,17 +178,19 @@ def _measured(search: Search, found: WidestGap, eta: float) -> WidestGap:
 
 
 def _zoom(
-    search: Search, gaps: Sequence[WidestGap], etas: tuple[float, ...], end: float, noise: float
-) -> tuple[list[WidestGap], bool]:
+    search: Search, gaps: Sequence[WidestGap], precision: Precision, end: float
+) -> tuple[list[WidestGap], float]:
     """From every widest gap down to the smallest distance, with every mass.
 
-    Returns the steepest candidate for each mass, and whether gaps stayed open for most masses.
+    Returns the steepest candidate for each mass, and the share of a gap that is left over the last
+    decades, for the median mass.
     """
+    etas, noise = precision.etas, search.region.noise
     # Late candidates descend from early ones. If calls are slow, the last few have to do.
     waiting = list(gaps) if search.images.batched else list(gaps[-FEW:])
     batches: dict[int, Candidates] = {}
     steepest: dict[float, WidestGap] = {}
-    widest: list[dict[float, float]] = []
+    widest: dict[float, WidestGap] = {}
     h = waiting[0].h
     while h > end:
         while waiting and waiting[0].h >= h * (1 - 1e-9):
@@ -182,20 +201,29 @@ def _zoom(
                 batches[n] = batches[n].joined(one) if n in batches else one
         before, h = h, max(h / RATIO, end)
         batches = {n: search.refine(search.cut(b, before, h), h) for n, b in batches.items()}
-        widest.append({})
         search.tick()
         for eta in etas:
             best = max((_widest(b, eta) for b in batches.values()), key=lambda b: float(b.gap))
             found = WidestGap(h, eta, float(best.gap), best)
-            widest[-1][eta] = found.gap
+            widest[eta] = found
             # Gaps near rounding have meaningless quotients.
             steeper = eta not in steepest or _quotient(found) > _quotient(steepest[eta])
             if found.gap > 4 * noise and steeper:
                 steepest[eta] = found
-    # Open: above rounding, and in the last two steps (a factor 10 in h) it has not halved.
-    earlier = widest[max(-3, -len(widest))]
-    stay_open = [gap > 16 * noise and gap > 0.5 * earlier[eta] for eta, gap in widest[-1].items()]
-    return list(steepest.values()) or [gaps[-1]], sum(stay_open) > len(etas) / 2
+    kept = [_kept(search, found) for found in widest.values()]
+    return list(steepest.values()) or [gaps[-1]], median(kept)
+
+
+def _kept(search: Search, found: WidestGap) -> float:
+    """The share of a gap that is left of the one at a much larger distance, on the same line."""
+    if found.gap <= 16 * search.region.noise:
+        return 0.0
+    # Not too far: there the smooth part of a map would count.
+    far = min(10.0**DECADES * found.h, 1e-2 * search.region.size)
+    candidate = found.candidate
+    begin = search.region.clamp(candidate.x - (far - found.h) / 2 * candidate.u)
+    wide = float(search.gaps(replace(candidate, x=begin), far))
+    return found.gap / wide if wide > 0 else 1.0
 
 
 def _widest(batch: Candidates, eta: float) -> Candidates:

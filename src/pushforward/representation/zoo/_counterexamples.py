@@ -42,18 +42,6 @@ def smooth_counterexample(mu: Measure) -> Measure:
     return mu.moved(x + share[..., None] * x)
 
 
-def masked_pooling(mu: Measure) -> Measure:
-    r"""$x$ plus the mean of the tokens with $x_1>0$: division by the mass of a part of $\mu$.
-
-    As that mass vanishes the mean has no limit: no continuous $G$.
-    """
-    chosen = (mu.atoms[..., 0] > 0).to(mu.dtype)
-    weights = mu.normalise().weights * chosen
-    total = weights.sum(-1, keepdim=True)
-    mean = (weights[..., None] * mu.atoms).sum(-2) / torch.where(total > 0, total, 1)
-    return mu.moved(mu.atoms + mean[..., None, :])
-
-
 def bayes(mu: Measure) -> Measure:
     r"""A Bayes update, $d\mu'\propto e^{x_1}d\mu$: weights change, so it is no push-forward."""
     return Measure.unchecked(mu.atoms, mu.log_weights + mu.atoms[..., 0])
@@ -74,6 +62,11 @@ def length_temperature(mu: Measure) -> Measure:
     x = mu.atoms
     scores = math.log(mu.n + 1) * (x @ x.mT) + mu.log_weights[..., None, :]
     return mu.moved(x + scores.softmax(-1) @ x)
+
+
+def unweighted_mean(mu: Measure) -> Measure:
+    r"""$x$ plus the mean of the list of points: weights are ignored."""
+    return mu.moved(mu.atoms + mu.atoms.mean(-2, keepdim=True))
 
 
 def top_k(mu: Measure, k: int = 2) -> Measure:

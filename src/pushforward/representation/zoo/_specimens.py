@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap
 from .._characterise import Verdict
+from . import _jumping as jumping
 from ._counterexamples import (
     bayes,
     counterexample,
     length_temperature,
-    masked_pooling,
     smooth_counterexample,
     splitting,
     top_k,
+    unweighted_mean,
 )
 from ._in_context import attention, mlp, root, stack, steep, vlasov
 
@@ -46,7 +47,7 @@ def specimens(dim: int = 2, seed: int = 0) -> list[Specimen]:
 
     Examples:
         >>> len({s.verdict for s in pf.representation.zoo.specimens()})
-        4
+        5
     """
     good: dict[str, tuple[MeasureMap | InContextMap, Callable]] = {
         "attention": (attention(dim, 1.0, seed), attention),
@@ -63,11 +64,18 @@ def specimens(dim: int = 2, seed: int = 0) -> list[Specimen]:
     bad: list[tuple[str, MeasureMap, Verdict]] = [
         ("length-dependent temperature", length_temperature, Verdict.NOT_A_MEASURE_MAP),
         ("top-2 attention", top_k, Verdict.NOT_A_MEASURE_MAP),
+        ("unweighted mean", unweighted_mean, Verdict.NOT_A_MEASURE_MAP),
+        ("max pooling", jumping.max_pooling, Verdict.JUMPS),
+        ("min-max scaling", jumping.min_max_scaling, Verdict.JUMPS),
+        ("centring by the median", jumping.median_centring, Verdict.JUMPS),
+        ("sign of the mean", jumping.sign_of_mean, Verdict.JUMPS),
+        ("heaviest atom", jumping.heaviest_atom, Verdict.JUMPS),
+        ("mass of a half-space", jumping.half_space_mass, Verdict.JUMPS),
+        ("masked mean pooling", jumping.masked_pooling, Verdict.JUMPS),
         ("Bayes update", bayes, Verdict.SPLITS_ATOMS),
         ("splitting atoms", splitting, Verdict.SPLITS_ATOMS),
         ("counterexample", counterexample, Verdict.NOT_CONTINUOUS),
         ("smooth counterexample", smooth_counterexample, Verdict.NOT_CONTINUOUS),
-        ("masked mean pooling", masked_pooling, Verdict.NOT_CONTINUOUS),
     ]
     return [
         *(Specimen(name, f, Verdict.IN_CONTEXT, _why(why)) for name, (f, why) in good.items()),
