@@ -18,7 +18,7 @@ POLISH = {
     "<mi>&#x000B1;</mi>": "<mo>&#x000B1;</mo>",
     "<mo>&#x0002F;</mo>": '<mo lspace="0" rspace="0">/</mo>',
 }
-PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")  # the glyph is raised already
+PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")  # the glyph is raised
 NAME = re.compile(r"<mo>(sign|div|osc|diam)</mo>")  # a function, without the spaces of an operator
 
 
