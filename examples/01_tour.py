@@ -69,9 +69,7 @@ with torch.no_grad():
 console.print(table)
 
 console.rule("[bold]What it does, layer by layer")
-console.print(
-    "W1 is the distance from the start. Clusters: points at distance at most 0.2 are joined.\n"
-)
+console.print("W1 is the distance from the start. Points at most 0.2 apart are one cluster.\n")
 start = {"equal weights": even, "one group 20x": heavy}
 shown = {name: [mu] for name, mu in start.items()}
 table = Table("after block", *(f"{what}, {name}" for name in start for what in ("W1", "clusters")))
