@@ -1,4 +1,7 @@
-"""Turn the formulas of a page into MathML while the site is built: no script, no network."""
+"""Turn the formulas of a page into MathML while the site is built, and add the stylesheet.
+
+Pages then need neither scripts nor the network to show formulas.
+"""
 
 import html
 import re
@@ -12,7 +15,17 @@ POLISH = {
     '<mo stretchy="false">&#x0007C;</mo>': '<mo stretchy="false" lspace="0" rspace="0">|</mo>',
     "<mi>log</mi>": '<mi>log</mi><mspace width="0.17em"/>',
     "<mo>&#x0221E;</mo>": "<mi>&#x0221E;</mi>",
+    "<mi>&#x000B1;</mi>": "<mo>&#x000B1;</mo>",
+    "<mo>&#x0002F;</mo>": '<mo lspace="0" rspace="0">/</mo>',
 }
+PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")  # the glyph is raised
+NAME = re.compile(r"<mo>(sign|div|osc|diam)</mo>")  # a function, without the spaces of an operator
+
+
+def on_config(config, **_):
+    """Use the stylesheet of formulas and tables on every page."""
+    config["extra_css"].append("assets/site.css")
+    return config
 
 
 def on_page_content(content, **_):
@@ -22,7 +35,10 @@ def on_page_content(content, **_):
 
 def _mathml(match):
     latex = re.sub(r"\\(mathbb|mathcal) (\w)", r"\\\1{\2}", html.unescape(match[2]).strip())
-    result = convert(latex, display="block" if match[1] == "div" else "inline")
+    display = match[1] == "div"
+    result = convert(latex, display="block" if display else "inline")
     for plain, better in POLISH.items():
         result = result.replace(plain, better)
-    return result
+    result = PRIME.sub(r'<mrow>\1<mo lspace="0" rspace="0.1em">&#x02032;</mo></mrow>', result)
+    result = NAME.sub(r"<mi>\1</mi>", result)
+    return f'<div class="formula">{result}</div>' if display else result

@@ -28,9 +28,10 @@ group = torch.arange(600) % 3
 even = pf.Measure(points)
 heavy = pf.Measure(points, weights=torch.where(group == 0, 20.0, 1.0)).normalise()
 
-# A transformer of eight blocks whose weights are set by hand, to see what it does: attention moves
-# a point towards the mean of what it attends to, and the MLP, GELU(x) - GELU(-x) = x, pulls it
-# back from where it was. Together: x + (G(mu, x) - x) / 2, tokens gather where mass is.
+# A transformer of eight blocks whose weights are set by hand. Attention adds half the mean m of
+# what a point x attends to. The MLP then subtracts a third of the result; it is linear, because
+# GELU(x) - GELU(-x) = x. Together a block is x -> x + (m - x) / 3: tokens move towards the mass
+# near them.
 near = pf.Block(affinity=pf.SquaredDistance(1.3))
 model = pf.Transformer(2, depth=8, hidden=4, step=0.5, block=near)
 with torch.no_grad():
@@ -45,7 +46,7 @@ with torch.no_grad():
             layer.gamma.A1.bias.zero_(), layer.gamma.A2.bias.zero_()
 
 console.rule("[bold]What the network depends on")
-console.print("f(mu) = G(mu, .)_# mu depends on the measure, not on how it is written.\n")
+console.print("The output depends on the measure mu, not on how the measure is written.\n")
 mixed = torch.randperm(600)
 stray = torch.cat([points, torch.full((1, 2), torch.nan)])
 rewritten = {
@@ -59,7 +60,7 @@ rewritten = {
     "one group twenty times heavier": heavy,
 }
 x = torch.randn(50, 2)
-table = Table("context written as", "largest change of G(mu, x)", "same measure?")
+table = Table("context mu", "largest change of G(mu, x)", "same measure?")
 with torch.no_grad():
     expected = model(even, x)
     for name, mu in rewritten.items():
@@ -68,9 +69,7 @@ with torch.no_grad():
 console.print(table)
 
 console.rule("[bold]What it does, layer by layer")
-console.print(
-    "W1: how far the cloud is from its start. Clusters: atoms after merging within 0.2.\n"
-)
+console.print("W1 is the distance from the start. Points at most 0.2 apart are one cluster.\n")
 start = {"equal weights": even, "one group 20x": heavy}
 shown = {name: [mu] for name, mu in start.items()}
 table = Table("after block", *(f"{what}, {name}" for name in start for what in ("W1", "clusters")))
@@ -100,12 +99,12 @@ for line, (name, clouds) in zip(axes, shown.items(), strict=True):
         panel.set_aspect("equal")
     line[0].set_ylabel(name)
 figure.suptitle(
-    "The same tokens, the same layers, other masses: $\\Gamma(\\mu, x)$ depends on $\\mu$\n"
-    "(colour: group, area: mass)",
+    "The same tokens and layers, different weights: $\\Gamma(\\mu, x)$ depends on $\\mu$\n"
+    "(colour: group, area: weight)",
     fontsize=11,
 )
 figure.tight_layout()
 out = Path("out/tour.png")
 out.parent.mkdir(exist_ok=True)
 figure.savefig(out, dpi=110)
-console.print(f"Picture: [bold]{out}[/bold]. Next: README.md, examples/, and `make test`.")
+console.print(f"Picture: [bold]{out}[/bold]. Next, see README.md and examples/.")

@@ -1,4 +1,8 @@
-"""Weights, repetition, ragged batches: what a set model should notice, and what not."""
+"""Weighted sets: a row of weight four counts as four rows, and a batch changes nothing.
+
+Prints the outputs for repeated and for weighted rows, and the difference between sets of unequal
+sizes in one batch and one by one.
+"""
 
 import torch
 
@@ -7,7 +11,7 @@ import pushforward as pf
 torch.manual_seed(0)
 model = pf.Transformer(3, depth=3, heads=4, hidden=32, width=16, out_dim=1)
 
-# Five rows of data; the third was seen four times. Repeat it, or give it weight 4.
+# Five rows of data. The third was observed four times: repeat it, or give it weight 4.
 rows = torch.randn(5, 3)
 counts = torch.tensor([1, 1, 4, 1, 1])
 repeated = pf.Measure(rows.repeat_interleave(counts, dim=0))

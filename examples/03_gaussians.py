@@ -1,4 +1,4 @@
-"""A Gaussian through ten layers of attention: weighted tokens against the exact recursion.
+"""A Gaussian goes through ten layers of attention, as weighted tokens and by an exact recursion.
 
 Softmax attention on N(a, S) is affine, Gamma(x) = V (a + S A x) with A = K^T Q. So a residual
 layer of step h maps a to M a + h V a and S to M S M^T, with M = I + h V S A.

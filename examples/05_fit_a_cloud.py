@@ -1,6 +1,6 @@
-"""Move 300 free points, and their weights, onto a target by the gradient of a distance.
+"""Move 300 points and their weights onto a target by the gradient of a distance.
 
-Writes out/fit.png: where the points end for four distances.
+Writes out/fit.png, which shows where the points end for four distances.
 """
 
 from pathlib import Path
@@ -40,7 +40,7 @@ for panel, (name, loss) in zip(axes[1:], losses.items(), strict=True):
         optimiser.step()
     final = pf.Measure(atoms.detach(), log_weights=logits.detach().log_softmax(-1))
     far = pf.wasserstein(final, target, p=2).item()
-    print(f"{name:16s} loss {value.item():.4f}, W2 to the target {far:.4f}")
+    print(f"{name:16s} loss {value.item():.4f}, W2 distance to the target {far:.4f}")
     panel.scatter(*final.atoms.T, s=3000 * final.weights, alpha=0.5, lw=0)
     panel.set_title(name, fontsize=9)
 for panel in axes:

@@ -1,8 +1,8 @@
-"""In-context regression: the rows of a table are the context, a query asks for its value.
+"""In-context regression: predict the value y of a query x from the rows (x, y) of a table.
 
-Each task is y = <w, x> + noise with a new w. The context is the measure of its rows (x, y); an
-encoder moves the rows, and queries x attend to them. After training on many tasks the model
-predicts a new task from its rows, and a row of weight four counts as four rows.
+Each task is y = <w, x> + noise with a new w. The context is the measure of its rows. An encoder
+moves the rows, and queries attend to them. After training on many tasks the model predicts a new
+task from its rows, and a row of weight four counts as four rows.
 """
 
 import sys
@@ -26,7 +26,7 @@ parts = torch.nn.ModuleList([encoder, embed, *attend, read])
 
 
 def predict(context, x):
-    """Queries visit the encoded rows twice, then are read out."""
+    """Predict the values of queries, which attend to the encoded rows twice."""
     rows, x = encoder.push(context), embed(x)
     for gamma in attend:
         x = gamma(rows, x)
@@ -50,7 +50,7 @@ for _ in track(range(steps), description="training on tasks of 5 to 30 rows"):
     optimiser.step()
 
 with torch.no_grad():
-    print("rows   mean squared error (always answering 0 gives 2)")
+    print("rows   mean squared error (predicting 0 would give 2)")
     for rows in (2, 5, 10, 20, 60):
         table, q, truth = draw(500, rows)
         print(f"{rows:4d}   {(predict(pf.Measure(table), q) - truth).square().mean():.3f}")
@@ -58,4 +58,4 @@ with torch.no_grad():
     counts = torch.tensor([[1, 1, 4, 1, 2, 1]])
     repeated = pf.Measure(table[0].repeat_interleave(counts[0], 0)[None])
     gap = (predict(pf.Measure(table, counts), q) - predict(repeated, q)).abs().max()
-    print(f"weights against repeated rows: predictions differ by {gap:.1e}")
+    print(f"predictions from weighted and from repeated rows differ by {gap:.1e}")

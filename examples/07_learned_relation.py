@@ -1,8 +1,9 @@
-"""Learn a relation between two measures: two transformers, one dot product, Sinkhorn.
+"""Learn a relation between two measures with two transformers, one dot product and Sinkhorn.
 
-The rule couples what is central in one cloud with what is central in the other, and extremes with
-extremes: a point means nothing without its context. Encoders q(mu, x) and k(nu, y) are trained on
-clouds of 8 to 24 points and meet other sizes afterwards. Writes out/relation.png.
+The rule to learn couples central points of one cloud with central points of the other, and outer
+points with outer points. Whether a point is central depends on its cloud. The encoders q(mu, x)
+and k(nu, y) are trained on clouds of 8 to 24 points and tested on other sizes. Writes
+out/relation.png.
 """
 
 import sys
@@ -27,7 +28,7 @@ def eccentricity(mu, x):
 
 
 def rule(mu, nu):
-    """A weakly continuous rule of couplings."""
+    """The rule to learn: a coupling of points of similar eccentricity."""
     near = pf.Encoded(eccentricity, eccentricity, pf.SquaredDistance(0.1))
     return pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
 
@@ -53,7 +54,7 @@ def report(when):
     for n, pairs in held_out.items():
         gaps = [pf.approximation.relation_distance(learned(*p), rule(*p), *p) for p in pairs]
         error = max(gaps).item()
-        print(f"{when:9s} {n:2d} and {n + 3:2d} points: W1 to the rule {error:.3f}, worst of 8")
+        print(f"{when:9s} {n:2d} and {n + 3:2d} points: W1 error {error:.3f}, worst of 8 pairs")
     return learned(*shown).matrix()
 
 
@@ -73,7 +74,7 @@ rows, columns = (eccentricity(m, m.atoms)[:, 0].argsort() for m in shown)
 plans = {"untrained": before, "trained": after, "the rule": rule(*shown).matrix()}
 for panel, (name, plan) in zip(axes, plans.items(), strict=True):
     panel.imshow(plan[rows][:, columns] / plan.sum(1)[rows, None], cmap="magma", vmax=0.12)
-    panel.set(title=name, xlabel="nu, from its centre outwards", ylabel="mu")
+    panel.set(title=name, xlabel="nu, from the centre outwards", ylabel="mu, from the centre")
 figure.tight_layout()
 out = Path("out/relation.png")
 out.parent.mkdir(exist_ok=True)

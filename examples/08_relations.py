@@ -1,4 +1,4 @@
-"""One affinity, three relations: conditional, coupling, assignment. Writes out/relations.png."""
+"""One affinity and three normalisers: softmax, Sinkhorn, exact. Writes out/relations.png."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ mu = pf.Measure(0.35 * torch.randn(120, 2) + torch.tensor([0.6, 0.0]))  # a blob
 nu = pf.Measure(ring)  # a ring
 near = pf.SquaredDistance(0.05)
 
-table = Table("relation", "type", "largest column / its weight", "unused keys", "cost", "steps")
+table = Table("normaliser", "type", "largest use of a key", "unused keys", "cost", "steps")
 figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
 for ax, (name, normaliser) in zip(
     axes,
@@ -47,7 +47,8 @@ for ax, (name, normaliser) in zip(
     ax.set_aspect("equal")
     ax.set_axis_off()
 
-Console().print("Queries are a blob, keys a ring around it; size of a key: mass it receives.")
+Console().print("Queries are a blob, keys a ring around it. The use of a key is the mass it")
+Console().print("receives divided by its weight. In the picture it is the size of the key.")
 Console().print(table)
 Path("out").mkdir(exist_ok=True)
 figure.savefig("out/relations.png", dpi=110)

@@ -1,4 +1,8 @@
-"""The verdicts of maps of known kind; two prompts and two names. Writes out/alice.png."""
+"""Verdicts on maps whose kind is known, and a map without a continuous in-context map.
+
+Prints the verdicts and writes out/alice.png. It compares two long prompts that differ in one name:
+the prompts approach each other as they grow, but the images of the two names do not.
+"""
 
 import sys
 from pathlib import Path
@@ -46,4 +50,5 @@ axes.set(xlabel="tokens in the prompt", ylabel="distance")
 axes.legend(frameon=False)
 Path("out").mkdir(exist_ok=True)
 figure.savefig("out/alice.png", dpi=110)
-print("Prompts and answers approach each other, the names do not. Picture: out/alice.png")
+print("Longer prompts and their answers approach each other, the images of the names do not.")
+print("Picture: out/alice.png")

@@ -1,4 +1,4 @@
-"""Audits of four models on sets, three of them with a common mistake. Writes pages to out/."""
+"""Audit four models on sets, three of which have a common mistake. Writes pages to out/."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ def encoder():
 
 
 class Positions(nn.Module):
-    """A set is no sequence: which cell comes first should not matter."""
+    """Adds position embeddings, so outputs depend on the order of the cells."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Positions(nn.Module):
 
 
 class Sharpened(nn.Module):
-    """Scores times log n, as for long contexts: the same cells twice give another output."""
+    """Multiplies scores by log n, so writing every cell twice changes the outputs."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Sharpened(nn.Module):
 
 
 class Summed(nn.Module):
-    """One output for the set, a sum where a mean was meant."""
+    """Returns the sum over the set instead of the mean, so it depends on the number of cells."""
 
     def __init__(self):
         super().__init__()
@@ -71,4 +71,4 @@ for name, model in models.items():
     table.add_row(name, str(report.exit_code), report.verdict)
     assert report.exit_code == (name != "encoder"), report
 Console().print(table)
-print("Pages with all figures: out/audit_encoder.html and three more.")
+print("Pages with all figures: " + ", ".join(f"out/audit_{name}.html" for name in models))

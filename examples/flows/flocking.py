@@ -1,6 +1,8 @@
-"""Flocks hold together below a threshold of speed. Writes out/flocking.png.
+"""Flocks stay together if their velocities differ little enough. Writes out/flocking.png.
 
-With influence 1/(1 + r^2), velocities agree if their diameter is below pi/2 - atan(D_X).
+This is the Cucker-Smale model with influence 1/(1 + r^2) at distance r. Velocities tend to a
+common limit if the largest difference D_V of two of them is at first below pi/2 - atan(D_X), where
+D_X is the largest distance of two positions.
 """
 
 import math
@@ -32,9 +34,8 @@ for share in (0.3, 0.7, 0.95, 2.0, 8.0, 20.0):
     path = pf.flow(field, mu, t1=20.0, solver=pf.RK4(steps=100 if small else 800), save=50)
     speeds = path.velocity_diameter()
     axes[0].semilogy(path.times, speeds / speeds[0], label=f"{share:g} x threshold")
-    print(
-        f"D_V(0) = {share:5.2f} of the threshold: falls to {speeds[-1] / speeds[0]:.1e} by t = 20"
-    )
+    left = speeds[-1] / speeds[0]
+    print(f"D_V(0) = {share:5.2f} times the threshold: D_V(20) = {left:.1e} D_V(0)")
     if share in (0.7, 20.0):
         ax = axes[1 if share < 1 else 2]
         tracks = torch.stack([m.atoms[:, :2] for m in path])
@@ -42,7 +43,7 @@ for share in (0.3, 0.7, 0.95, 2.0, 8.0, 20.0):
         ax.plot(*tracks[-1].T, ".", color="#c8553d", ms=3)
         ax.set_title(f"positions, {share:g} x threshold")
         ax.set_aspect("equal")
-axes[0].set(title="velocity diameter", xlabel="t")
+axes[0].set(title="$D_V(t)/D_V(0)$", xlabel="t")
 axes[0].legend(frameon=False, fontsize=8)
 Path("out").mkdir(exist_ok=True)
 figure.savefig("out/flocking.png", dpi=110)

@@ -1,4 +1,4 @@
-"""Covariances under four kinds of attention, exact and by particles. Writes out/gaussians.png."""
+"""A Gaussian under four kinds of attention, exactly and by particles. Writes out/gaussians.png."""
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ for ax, (name, options) in zip(axes, kinds.items(), strict=True):
     path = pf.flow(field, mu, t1=3.0, solver=pf.flows.Midpoint(steps=30), save=6)
     means, covs = path.moments()
     gap = (covs[-1] - exact.covariances[-1]).abs().max() / covs[0].abs().max()
-    print(f"{name}: {mu.n} particles, covariance at t = 3 within {gap:.1%} of the limit")
+    print(f"{name}: the covariance of {mu.n} particles at t = 3 is within {gap:.1%} of the limit")
     for k, (m, S) in enumerate(zip(exact.means, exact.covariances, strict=True)):
         ax.plot(*(m + circle @ torch.linalg.cholesky(S).mT).T, color="#1f6f8b", alpha=0.3 + k / 10)
     ax.plot(*exact.means.T, color="#1f6f8b", label="limit")

@@ -1,7 +1,9 @@
-"""Sinkhorn attention is a heat flow, softmax runs twice as fast. Writes out/heat.png.
+"""Repulsive attention is a heat flow, and softmax runs twice as fast as Sinkhorn.
 
-With the kernel exp(-|x-y|^2/2eps), (x - mean)/eps tends to -grad(log rho)/2 for Sinkhorn and to
--grad(log rho) for softmax: the densities solve the heat equation, at speeds 1/2 and 1.
+Points move away from the mean of what they attend to, with velocity (x - mean)/eps and the kernel
+exp(-|x-y|^2/2eps). As eps tends to 0, this velocity tends to -grad(log rho)/2 for Sinkhorn and to
+-grad(log rho) for softmax, where rho is the density of the points. So rho solves the heat
+equation, with diffusivity 1/2 and 1. Writes out/heat.png.
 """
 
 import sys
@@ -33,7 +35,7 @@ for ax, (name, (normaliser, speed)) in zip(axes, choices.items(), strict=True):
     field = pf.fields.Sum(pull, pf.Pointwise(lambda x: x / eps))
     path = pf.flow(field, mu, t1=t1, solver=pf.flows.Midpoint(steps=40 if small else 160))
     grown = (path[-1].covariance() - mu.covariance()).item()
-    print(f"{name}: the variance grew by {grown:.3f} in t = {t1}; heat flow {speed * t1:.3f}")
+    print(f"{name}: the variance grew by {grown:.3f} until t = {t1}; heat flow {speed * t1:.3f}")
     ax.hist(mu.atoms[:, 0], 40, density=True, color="#8a8a8a", alpha=0.4, label="t = 0")
     ax.hist(path[-1].atoms[:, 0], 40, density=True, color="#1f6f8b", alpha=0.5, label=f"t = {t1}")
     exact = density(line, 0.1 + speed * t1)

@@ -1,4 +1,4 @@
-"""On the line attention becomes Boolean, every row at an extreme. Writes out/leaders.png."""
+"""On the line every token ends up attending to one of the two ends. Writes out/leaders.png."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ seen = gap > 1e-14
 axes[3].plot(path.times[seen], (-gap[seen].log()).log(), color="#1f6f8b")
 axes[3].set(title=r"$\log(-\log(1-P_{nn}))$: slope 1", xlabel="t")
 leaders = path.leaders()[-1].tolist()
-print(f"{mu.n} tokens in order; at t = 3 all attend to {leaders}: the two ends")
+print(f"{mu.n} tokens in order: at t = 3 all attend to the tokens {leaders}, the two ends")
 Path("out").mkdir(exist_ok=True)
 figure.savefig("out/leaders.png", dpi=110)
 print("Picture: out/leaders.png")

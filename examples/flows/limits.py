@@ -1,4 +1,7 @@
-"""Two limits, with their rates: depth and tokens. Writes out/limits.png."""
+"""The rates at which residual networks tend to flows, and random tokens to their limit.
+
+Writes out/limits.png.
+"""
 
 import sys
 from pathlib import Path
@@ -28,11 +31,12 @@ tokens = pf.flows.token_study(
 print(tokens)
 
 figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-titles = ("a residual network tends to its flow", "particles tend to their mean field")
+titles = ("a residual network tends to its flow", "random tokens tend to their limit")
 for ax, study, title in zip(axes, (depth, tokens), titles, strict=True):
     line = [study.errors[0] * (n / study.sizes[0]) ** study.expected for n in study.sizes]
     ax.loglog(study.sizes, line, "--", color="#8a8a8a", label=f"slope {study.expected:g}")
-    ax.loglog(study.sizes, study.errors, "o-", color="#1f6f8b", label=f"{study.rate:.2f}")
+    measured = f"measured: {study.rate:.2f}"
+    ax.loglog(study.sizes, study.errors, "o-", color="#1f6f8b", label=measured)
     ax.set(xlabel=study.name, ylabel="error", title=title)
     ax.legend(frameon=False)
 Path("out").mkdir(exist_ok=True)

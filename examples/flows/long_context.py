@@ -1,7 +1,9 @@
-"""How temperature must grow with the context: collapse or identity. Writes out/long_context.png.
+"""How the inverse temperature must grow with the context. Writes out/long_context.png.
 
-Tokens of mutual product rho, beta = gamma log n: a token's weight on itself tends to 0 below
-gamma = 1/(1 - rho), to 1 above, and layers average everything or move nothing.
+The n tokens are unit vectors, any two with the same inner product rho, and the inverse temperature
+is beta = gamma log n. As n grows, the weight of a token on itself tends to 0 if
+gamma < 1/(1 - rho): a layer averages all tokens. It tends to 1 if gamma > 1/(1 - rho): a layer
+moves nothing.
 """
 
 import math
@@ -35,7 +37,7 @@ for n in sizes:
     left.plot(gammas, own, label=f"n = {n}")
     right.plot(gammas, turned, label=f"n = {n}")
     print(f"n = {n}: weight on itself {own[0]:.3f} at gamma = 0, {own[-1]:.3f} at gamma = 4")
-for ax, title in ((left, "weight on itself"), (right, "mutual product after t = 1")):
+for ax, title in ((left, "weight on itself"), (right, "mean inner product at t = 1")):
     ax.axvline(1 / (1 - rho), color="#8a8a8a", ls="--")
     ax.set(title=title, xlabel=r"$\gamma$, with $\beta=\gamma\log n$")
 left.legend(frameon=False)

@@ -1,6 +1,7 @@
-"""Who clusters by a given time, in dimension and temperature. Writes out/phase_diagram.png.
+"""Which tokens cluster by a given time, by dimension and inverse temperature beta.
 
-Tokens begin uniformly on the sphere. Shown is the share of pairs that have met at time t.
+Tokens start uniformly on the sphere. The picture, out/phase_diagram.png, shows the share of pairs
+that have met by that time.
 """
 
 import sys

@@ -1,6 +1,7 @@
-"""Clusters at the corners of a polytope: attention with V = I. Writes out/polytope.png.
+"""Attention with Q = K = V = I gathers tokens at corners of a polytope. Writes out/polytope.png.
 
-Tokens run away like e^t; seen at scale e^-t they fall into few corners of the hull they began in.
+Tokens grow like e^t. Multiplied by e^-t, they tend to a few corners of a polytope. Leaders are the
+tokens to which some token attends most.
 """
 
 import sys
@@ -25,7 +26,8 @@ z = torch.stack([m.atoms for m in path]) * torch.exp(-path.times)[:, None, None]
 
 leaders = path.leaders()[-1]
 corners = pf.flows.clusters(pf.Measure(z[-1]), tol=0.05)
-print(f"{mu.n} tokens, {int(corners.max()) + 1} clusters at scale e^-t, {len(leaders)} leaders")
+count = int(corners.max()) + 1
+print(f"{mu.n} tokens: multiplied by e^-t they form {count} clusters, with {len(leaders)} leaders")
 figure, ax = plt.subplots(figsize=(5, 5), layout="constrained")
 ax.plot(*z.permute(2, 0, 1).numpy(), color="#1f6f8b", lw=0.6, alpha=0.6)
 ax.plot(*z[0].T.numpy(), ".", color="#8a8a8a", ms=4, label="t = 0")
