@@ -1,5 +1,6 @@
 """What can be related: points, encoded or not, matrices, functions, batches, attention tensors."""
 
+import pickle
 import warnings
 
 import pytest
@@ -144,6 +145,28 @@ def test_what_comes_back(normaliser, kind):
     assert torch.allclose(there.apply(v), pi.apply(v)[:3], atol=1e-14)
     again = there.at(pi.costs if pi.costs is not None else pf.Dot(1.0).scores(mu, nu))
     assert torch.allclose(again.apply(v), pi.apply(v), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "normaliser",
+    [
+        pf.Softmax(),
+        pf.Sinkhorn(),
+        pf.Sinkhorn(slack=1.0),
+        pf.relations.DualSoftmax(),
+        pf.relations.Exponential(),
+        pf.relations.Bilinear(),
+    ],
+    ids=repr,
+)
+def test_relations_of_points_can_be_pickled(normaliser):
+    """And the copy can still be evaluated at other queries."""
+    mu, nu = pair()
+    pi = pf.relate(mu, nu, normaliser=normaliser)
+    copy = pickle.loads(pickle.dumps(pi))
+    scores = pf.Dot(1.0).scores(pf.Measure(mu.atoms[:3]), nu)
+    assert torch.equal(copy.matrix(), pi.matrix())
+    assert torch.equal(copy.at(scores).apply(nu.atoms), pi.at(scores).apply(nu.atoms))
 
 
 def test_relations_of_part_of_a_batch_relate_atoms_only():

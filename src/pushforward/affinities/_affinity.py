@@ -60,7 +60,7 @@ class PointAffinity(Affinity, ABC):
     @property
     @abstractmethod
     def unit(self) -> float:
-        r"""The cost of one unit of score: a pair costs $c=-\text{unit}\cdot A$."""
+        r"""The factor from scores to costs: a pair of score $A$ costs $-\text{unit}\cdot A$."""
 
     @abstractmethod
     def factor(self, width: int) -> float:

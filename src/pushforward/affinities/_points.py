@@ -57,7 +57,7 @@ class PointScores(Scores):
         queries: features of the queries.
         keys: features of the keys.
         scale: $s$.
-        unit: the cost of one unit of score.
+        unit: the cost of a pair is minus this times its score.
         impl: implementation of the reductions, None to choose by size.
         times: of queries and keys: pairs whose key is later than its query are forbidden.
     """

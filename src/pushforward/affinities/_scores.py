@@ -49,7 +49,8 @@ class Scores(Kernel, ABC):
     """
 
     unit: float
-    r"""The cost of one unit of score: $\varepsilon$ in $c=-\varepsilon A$."""
+    r"""The factor $\varepsilon$ between scores and costs: a pair with score $A$ costs
+    $c=-\varepsilon A$."""
 
     @property
     @abstractmethod

@@ -55,7 +55,7 @@ class TileScores(Scores):
         rows: forms rows of the matrix, `(*b, r, n)`.
         columns: forms columns of the matrix, as rows of its transpose, `(*b, c, m)`.
         layout: shape, dtype and device.
-        unit: the cost of one unit of score.
+        unit: the cost of a pair is minus this times its score.
         in_memory: whether the tiles are views of a matrix.
 
     Examples:

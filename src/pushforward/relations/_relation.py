@@ -32,8 +32,9 @@ class Relation(ABC):
         log_b: log-weights of the keys, normalised.
         g: the potential on the keys, None for zero.
         dtype: of results, where computations are in a wider one; None for theirs.
-        costs: scores whose negative, times their unit, is the cost of a pair, where `scores` are
-            not: a `Sigmoid` changes its scores, an `Exact` plan replaces them.
+        costs: the affinity $A$ that `cost()` integrates, where `scores` are another function: the
+            logarithm of a sigmoid of $A$ for `Sigmoid`, of the density of a plan for `Exact`.
+            None where `scores` are $A$ itself.
         extension: makes the same relation at other queries, None where it relates atoms only.
     """
 

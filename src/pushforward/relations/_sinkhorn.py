@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -163,14 +164,7 @@ class Sinkhorn(Normaliser):
         self, scores: Scores, problem: Problem, g: Tensor, steps: int, dtype: torch.dtype
     ) -> Coupling | Masses:
         """The plan of a potential on the keys: $f$ follows by half a step."""
-
-        def extension(others: Scores, log_a: Tensor | None) -> Coupling | Masses:
-            dtype = others.dtype
-            others = others if dtype == g.dtype else others.to(g.dtype)
-            log_a = weights_or_ones(log_a, problem.log_b, others.shape)
-            there = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
-            return self._plan(others, there, g, steps, dtype)
-
+        extension = partial(self._elsewhere, problem=problem, g=g, steps=steps)
         log_a, log_b, parts = problem.log_a, problem.log_b, problem.parts
         if self.balanced:  # f normalises the rows: it need not be kept
             return Coupling(
@@ -182,6 +176,15 @@ class Sinkhorn(Normaliser):
             scores, log_b, g, log_a, f, steps, self._tol, parts,
             slack=problem.slack, dtype=dtype, extension=extension,
         )  # fmt: skip
+
+    def _elsewhere(
+        self, scores: Scores, log_a: Tensor | None, problem: Problem, g: Tensor, steps: int
+    ) -> Coupling | Masses:
+        """The plan of the same potential on the keys, with other queries."""
+        log_a = weights_or_ones(log_a, problem.log_b, scores.shape)
+        problem = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
+        others = scores if scores.dtype == g.dtype else scores.to(g.dtype)
+        return self._plan(others, problem, g, steps, scores.dtype)
 
     def _warn(self, residual: float, steps: int, scores: Scores) -> None:
         hint = "Raise `max_steps`, `tol` or the temperature (`eps`, or a smaller scale)"
