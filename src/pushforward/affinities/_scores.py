@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._tools.precision import safe_softmax
 from .._tools.tiles import over_tiles, row_tiles
+from .._tools.types import Bias, Images, Values
 
 Rows = slice | Tensor
 """A slice of the rows of a matrix, or their indices."""
@@ -26,13 +27,11 @@ class Kernel(ABC):
         """The transpose: keys and queries exchanged."""
 
     @abstractmethod
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         r"""$\log\sum_je^{A_{ij}+b_j}$, one number per query."""
 
     @abstractmethod
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         r"""The mean of $v_j$ with weights $e^{A_{ij}+b_j}$; 0 for a query without allowed keys."""
 
 
@@ -91,13 +90,11 @@ class Scores(Kernel, ABC):
         """Entries formed for one row, the whole batch included."""
 
     @abstractmethod
-    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def mean(self, bias: Bias) -> Float[Tensor, "*o m"]:
         r"""The mean of $A_{ij}$ itself with weights $e^{A_{ij}+b_j}$."""
 
     @abstractmethod
-    def linear(
-        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def linear(self, v: Values, weights: Bias) -> Images:
         r"""$\sum_jA_{ij}w_jv_j$ over the allowed pairs: the scores themselves as a density."""
 
     @abstractmethod
@@ -160,12 +157,13 @@ def linear_by_rows(scores: Scores, v: Tensor, weights: Tensor) -> Tensor:
     return by_rows(scores, part)
 
 
-def mean_of(others: Scores, scores: Scores, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*b m"]:
-    r"""The mean of other scores $B_{ij}$ with weights $e^{A_{ij}+b_j}$, tile by tile."""
+def mean_of(others: Scores, scores: Scores, bias: Bias) -> Float[Tensor, "*b m"]:
+    r"""The mean of other scores $B_{ij}$, or of $A_{ij}$ itself, with weights $e^{A_{ij}+b_j}$."""
     bias = bias[..., None, :]
 
     def part(rows: slice) -> Tensor:
-        tile, other = scores.tile(rows), others.tile(rows)
+        tile = scores.tile(rows)
+        other = tile if others is scores else others.tile(rows)
         return (safe_softmax(tile + bias) * other.masked_fill(other.isinf(), 0)).sum(-1)
 
     return by_rows(scores, part)

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .._tools.precision import safe_logsumexp, safe_softmax, wide
-from ._scores import Rows, Scores, by_rows, linear_by_rows
+from .._tools.types import Bias, Images, Values
+from ._scores import Rows, Scores, by_rows, linear_by_rows, mean_of
 
 Tiles = Callable[[Rows], Tensor]
 """A function of rows of a matrix, as a slice or as indices, that forms them."""
@@ -175,39 +176,27 @@ class TileScores(Scores):
     def tile(self, rows: Rows) -> Float[Tensor, "*b r n"]:
         return self.rows(rows).to(self.dtype)
 
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         bias = bias[..., None, :]
         return by_rows(self, lambda rows: safe_logsumexp(self.tile(rows) + bias))
 
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
         means = by_rows(self, lambda rows: safe_softmax(self.tile(rows) + bias) @ v.to(self.dtype))
         return means.to(v.dtype)
 
-    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
-        bias = bias[..., None, :]
+    def mean(self, bias: Bias) -> Float[Tensor, "*o m"]:
+        return mean_of(self, self, bias)
 
-        def part(rows: slice) -> Tensor:
-            tile = self.tile(rows)
-            finite = tile.masked_fill(tile.isinf(), 0)
-            return (safe_softmax(tile + bias) * finite).sum(-1)
-
-        return by_rows(self, part)
-
-    def linear(
-        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def linear(self, v: Values, weights: Bias) -> Images:
         return linear_by_rows(self, v, weights)
 
     def size(self) -> Tensor:
         with torch.no_grad():
             tiles = (self.tile(rows) for rows in self.cuts())
-            return torch.stack(
-                [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
-            ).amax()
+            sizes = [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
+            return torch.stack(sizes).amax()
 
     def scaled(self, factor: float) -> TileScores:
         return replace(self._changed(lambda tile: factor * tile), unit=self.unit / factor)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.checks import check_tensor
+from .._tools.checks import check_floating
 from .._tools.once import refuse_second_derivative
 from .._tools.precision import full_precision, widen
 
@@ -94,11 +94,7 @@ def doubly_stochastic(
 
 
 def _check(logits: Tensor, tol: float, max_steps: int) -> None:
-    check_tensor("logits", logits)
-    if not logits.is_floating_point():
-        raise ValueError(
-            f"`logits` must be floating point, got {logits.dtype}. Convert with `logits.float()`."
-        )
+    check_floating("logits", logits, "(..., n, n)", 0)
     if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
         raise ValueError(
             f"`logits` must be square matrices of shape (..., n, n), got {tuple(logits.shape)}. "

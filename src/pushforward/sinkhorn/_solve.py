@@ -133,7 +133,8 @@ def _start(scores: Scores, problem: Problem, settings: Settings) -> tuple[Tensor
     if not settings.anneal or not WIDE < score_range(scores) < math.inf:
         return zero, 0
     if is_large(scores):
-        sample = draw_sample(scores, problem)
+        sample, to_all_keys, marginals = draw_sample(scores, problem)
         rough = replace(settings, tol=max(settings.tol, SAMPLE_TOL), max_steps=10 * CHECK_EVERY)
-        return sample.extend(solve(sample.scores, sample.problem, rough).g), 0
+        f = marginals.rows(sample, solve(sample, marginals, rough).g)
+        return marginals.columns(to_all_keys, f), 0  # half-steps are defined off the sample too
     return annealed(scores, problem, settings.max_steps)

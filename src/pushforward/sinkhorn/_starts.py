@@ -5,7 +5,6 @@ range of the scores. Both starts bring that down to a few.
 """
 
 import math
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
@@ -51,33 +50,16 @@ def annealed(scores: Scores, problem: Problem, max_steps: int) -> tuple[Tensor, 
     return g, steps
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """A sample of both clouds, with equal weights."""
+def draw_sample(scores: PointScores, problem: Problem) -> tuple[PointScores, PointScores, Problem]:
+    """Scores of sampled queries with sampled keys, and with all keys; the samples' marginals.
 
-    scores: Scores
-    """Between the two samples."""
-    to_all_keys: Scores
-    """Between the sample of the queries and all keys."""
-    problem: Problem
-    """The marginals of the samples."""
-
-    def extend(self, g: Tensor) -> Tensor:
-        """The potential at all keys: half-steps are defined off the sample too."""
-        f = self.problem.rows(self.scores, g)
-        return self.problem.columns(self.to_all_keys, f)
-
-
-def draw_sample(scores: PointScores, problem: Problem) -> Sample:
-    """Quantiles of both clouds: the sample is the same in every run."""
+    Samples are quantiles of the clouds, the same in every run, and have equal weights.
+    """
     queries, keys = (_systematic(logs, SAMPLE) for logs in (problem.log_a, problem.log_b))
     equal = torch.full_like(queries, -math.log(SAMPLE), dtype=problem.log_b.dtype)
     all_keys = torch.arange(scores.shape[-1], device=scores.device)
-    return Sample(
-        scores.pick(queries, keys),
-        scores.pick(queries, all_keys),
-        Problem(equal, equal, problem.slack),
-    )
+    marginals = Problem(equal, equal, problem.slack)
+    return scores.pick(queries, keys), scores.pick(queries, all_keys), marginals
 
 
 def _systematic(logs: Tensor, size: int) -> Tensor:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.tiles import row_tiles
+from .._tools.types import Bias, Images, Values
 from ..affinities import Kernel, Scores
 from ._problem import Problem
 from ._steps import Point, step
@@ -93,14 +94,12 @@ class StoredKernel(Kernel):
         """Queries and keys exchanged."""
         return StoredKernel(self.matrix.mT, self.g, self.f, self.careful)
 
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         """One product."""
         weights, top = self._weights(bias)
         return self._times(weights).log() + top - self.f
 
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         """One product for each column of `v`; 0 for queries without a key."""
         weights, _ = self._weights(bias)
         mass = self._times(weights)
