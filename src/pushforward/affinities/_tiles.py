@@ -38,12 +38,6 @@ class Layout(NamedTuple):
         """The layout of scores computed from a tensor, in its dtype but never half precision."""
         return cls(torch.Size(shape), wide(tensor.dtype), tensor.device, prod(shape[:-2]))
 
-    @property
-    def T(self) -> Layout:
-        """The layout of the transpose."""
-        *batch, m, n = self.shape
-        return self._replace(shape=torch.Size((*batch, n, m)))
-
 
 @dataclass(frozen=True, eq=False)
 class TileScores(Scores):
@@ -159,7 +153,9 @@ class TileScores(Scores):
 
     @property
     def T(self) -> TileScores:
-        return replace(self, rows=self.columns, columns=self.rows, layout=self.layout.T)
+        *batch, m, n = self.shape
+        layout = self.layout._replace(shape=torch.Size((*batch, n, m)))
+        return replace(self, rows=self.columns, columns=self.rows, layout=layout)
 
     @property
     def forbidden(self) -> Bool[Tensor, "*b m n"] | None:

@@ -5,8 +5,7 @@ consists of scores and two potentials, and only `matrix()` forms a matrix. A typ
 methods that make sense for it; conversions are explicit. A normaliser makes a relation of scores.
 """
 
-from ._joint import Joint
-from ._masses import Masses, Signed
+from ._masses import Joint, Masses, Signed
 from ._normalisers import Bilinear, DualSoftmax, Exponential, Hardmax, Normaliser, Sigmoid, Softmax
 from ._probabilities import Conditional, Coupling
 from ._relate import relate

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..affinities import Scores, TileScores
-from ._joint import weights_or_ones
-from ._masses import Masses, Signed
+from ._masses import Masses, Signed, weights_or_ones
 from ._probabilities import Conditional
 from ._relation import Relation
 

@@ -9,24 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_number, holds
 from .._tools.exact import assignment, transport
 from .._tools.warn import warn
 from ..affinities import Scores, TileScores
-from ..sinkhorn import (
-    Problem,
-    Settings,
-    alternate,
-    diagnose,
-    differentiable,
-    rebalanced,
-    solve,
-)
-from ._joint import weights_or_ones
-from ._masses import Masses
+from ..sinkhorn import Problem, Settings, alternate, diagnose, differentiable, rebalanced, solve
+from ._masses import Masses, weights_or_ones
 from ._normalisers import Normaliser
 from ._probabilities import Coupling
 from ._relation import TOL, precise_scores
@@ -116,12 +106,7 @@ class Sinkhorn(Normaliser):
         return TOL if self.tol is None else self.tol
 
     def relate(
-        self,
-        scores: Scores,
-        log_a: Float[Tensor, "*#b m"] | None,
-        log_b: Float[Tensor, "*#b n"],
-        *,
-        start: Float[Tensor, "*#b n"] | None = None,
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
     ) -> Coupling | Masses:
         if log_a is None:
             raise ValueError("Sinkhorn needs the weights of the queries, got None.")
@@ -243,10 +228,8 @@ def _as(logs: Tensor, dtype: torch.dtype) -> Tensor:
 def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
     """Scores whose allowed pairs can all carry mass, and the connected parts of their pattern."""
     forbidden = scores.forbidden
-    if forbidden is None or holds(~forbidden.any()):
-        return scores, problem
-    if not problem.balanced:
-        return scores, problem  # marginals are not prescribed: every pattern is feasible
+    if forbidden is None or not problem.balanced or holds(~forbidden.any()):
+        return scores, problem  # where marginals are not prescribed, every pattern is feasible
     pattern = diagnose(~forbidden, problem.log_a, problem.log_b)
     if pattern.deficit > 0:
         raise ValueError(
@@ -270,25 +253,19 @@ def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
 
 
 def _exact_plan(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> Tensor:
-    """A coupling of least cost, of NumPy arrays."""
+    """A coupling of least cost: an assignment where atoms have equal weights, or a transport."""
     forbidden = np.isposinf(cost)
     finite = cost[np.isfinite(cost)]
     cost = np.where(forbidden, 1 + len(cost) * np.ptp(finite) + finite.max(), cost)
-    plan = _least_cost(cost, a, b)
+    n = len(a)
+    if len(b) == n and all(np.allclose(w, 1 / n, rtol=1e-6, atol=0) for w in (a, b)):
+        plan = np.zeros_like(cost)
+        plan[np.arange(n), assignment(cost)] = a
+    else:
+        plan = transport(a, b, cost).masses
     if plan[forbidden].sum() > 1e-12:
         raise ValueError(
             "No coupling of these marginals lives on the allowed pairs. Allow more pairs, or give "
             "other marginals."
         )
     return torch.from_numpy(plan)
-
-
-def _least_cost(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """By assignment where atoms are equal, by a transport problem elsewhere."""
-    n = len(a)
-    equal = len(b) == n and all(np.allclose(w, 1 / n, rtol=1e-6, atol=0) for w in (a, b))
-    if not equal:
-        return transport(a, b, cost).masses
-    plan = np.zeros_like(cost)
-    plan[np.arange(n), assignment(cost)] = a
-    return plan

@@ -8,10 +8,9 @@ carry mass. `doubly_stochastic` scales many small matrices at once.
 from ._extrapolate import PotentialHistory, Starts
 from ._gradients import differentiable
 from ._masks import diagnose
-from ._problem import Problem, centre, integral, rebalanced, tilted
+from ._problem import Problem, alternate, centre, integral, rebalanced, tilted
 from ._small import DoublyStochastic, doubly_stochastic
 from ._solve import Settings, solve
-from ._steps import alternate
 from ._stored import StoredKernel
 
 __all__ = [

@@ -39,13 +39,7 @@ class Pattern:
 def diagnose(
     allowed: Bool[Tensor, "*#b m n"], log_a: Float[Tensor, "*b m"], log_b: Float[Tensor, "*b n"]
 ) -> Pattern:
-    """Support, total support and components of a pattern.
-
-    Args:
-        allowed: the allowed pairs.
-        log_a: log-weights of the queries, normalised.
-        log_b: log-weights of the keys, normalised.
-    """
+    """Support, total support and components of a pattern, for normalised log-weights."""
     batch = torch.broadcast_shapes(allowed.shape[:-2], log_a.shape[:-1], log_b.shape[:-1])
     allowed = allowed.expand(*batch, *allowed.shape[-2:])
     a, b = (logs.detach().double().exp().expand(*batch, logs.shape[-1]) for logs in (log_a, log_b))
