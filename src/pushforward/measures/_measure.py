@@ -370,10 +370,8 @@ class Measure:
         """Move to a device or dtype, as `torch.Tensor.to`; log-weights stay float32 or better."""
         atoms = self.atoms.to(*args, **kwargs)
         check_floating("atoms", atoms, "(..., n, d)", 2)
-        times = self._timed(lambda t: t.to(atoms.device))
-        return Measure.unchecked(
-            atoms, self.log_weights.to(atoms.device, wide(atoms.dtype)), times
-        )
+        logs = self.log_weights.to(atoms.device, wide(atoms.dtype))
+        return Measure.unchecked(atoms, logs, self._timed(lambda t: t.to(atoms.device)))
 
     def detach(self) -> Measure:
         """The same measure outside the autograd graph."""

@@ -19,7 +19,7 @@ from .._tools.precision import align
 Times = tuple[Tensor, Tensor] | None
 """Times of queries and of keys, if there is a causal mask."""
 
-Clock = tuple[Tensor | None, Tensor | None]
+MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
@@ -51,7 +51,9 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def _fold(tensors: tuple[Tensor, ...], times: Times) -> tuple[torch.Size, list[Tensor], Clock]:
+def _fold(
+    tensors: tuple[Tensor, ...], times: Times
+) -> tuple[torch.Size, list[Tensor], MaybeTimes]:
     """Broadcast the leading axes against each other and flatten them to one."""
     if times is not None:
         tensors = (*tensors, *(t[..., None] for t in times))
@@ -105,14 +107,14 @@ def _tiles(q: Tensor, k: Tensor) -> tuple[list[tuple[slice, slice]], list[slice]
 
 
 def _visible(
-    clock: Clock, i: slice, j: slice, columns: list[slice]
+    times: MaybeTimes, i: slice, j: slice, columns: list[slice]
 ) -> Iterator[tuple[slice, Tensor | None]]:
     """Slices of atoms that the queries of a tile may see, each with its mask or None.
 
     On a CPU, tiles wholly in the future are skipped; elsewhere reading the times would stall the
     device, so they are masked like the others.
     """
-    query_times, key_times = clock
+    query_times, key_times = times
     for c in columns:
         if query_times is None or key_times is None:
             yield c, None

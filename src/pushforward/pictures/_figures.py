@@ -148,11 +148,11 @@ def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
     paths = _paths(measures)
     figure, axes = _axes((5, 5) if paths.shape[-1] > 1 else (6, 4))
     shades = _array((measures[0].normalise().weights * paths.shape[1]).clamp(0.15, 1))
-    for k in range(paths.shape[1]):
-        x = _array(times) if paths.shape[-1] == 1 else paths[:, k, 0]
-        axes.plot(x, paths[:, k, -1 if paths.shape[-1] == 1 else 1], color=BLUE, lw=0.7,
-                  alpha=0.6 * float(shades[k]))  # fmt: skip
-    if paths.shape[-1] == 1:
+    on_the_line = paths.shape[-1] == 1
+    for k, shade in enumerate(shades.tolist()):
+        x, y = (_array(times), paths[:, k, 0]) if on_the_line else paths[:, k, :2].T
+        axes.plot(x, y, color=BLUE, lw=0.7, alpha=0.6 * shade)
+    if on_the_line:
         axes.set(xlabel="t", ylabel="x")
     else:
         axes.plot(*paths[0, :, :2].T, ".", color=GREY, ms=3, label=f"t = {times[0].item():g}")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -134,7 +133,7 @@ def _start(scores: Scores, problem: Problem, settings: Settings) -> tuple[Tensor
     zero = torch.zeros_like(problem.log_b)
     if not settings.anneal or not WIDE < _score_range(scores) < math.inf:
         return zero, 0
-    if _is_large(scores):
+    if isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * SAMPLE:
         sample, to_all_keys, marginals = _sampled(scores, problem)
         rough = replace(settings, tol=max(settings.tol, SAMPLE_TOL), max_steps=10 * CHECK_EVERY)
         f = marginals.rows(sample, solve(sample, marginals, rough).g)
@@ -145,11 +144,6 @@ def _start(scores: Scores, problem: Problem, settings: Settings) -> tuple[Tensor
 def _score_range(scores: Scores) -> float:
     """The largest difference of two scores, at most."""
     return 2 * float(scores.size())
-
-
-def _is_large(scores: Scores) -> TypeGuard[PointScores]:
-    """Whether these are points, and a sample of both clouds is much smaller than they are."""
-    return isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * SAMPLE
 
 
 def _annealed(scores: Scores, problem: Problem, max_steps: int) -> tuple[Tensor, int]:
