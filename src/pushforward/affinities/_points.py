@@ -167,7 +167,7 @@ class PointScores(Scores):
         return replace(self, queries=self.queries.detach(), keys=self.keys.detach())
 
     def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
-        return TileScores.from_matrix(self.matrix(), self.unit).forbidding(forbidden)
+        return TileScores.from_matrix(self.matrix().masked_fill(forbidden, -torch.inf), self.unit)
 
     def size(self) -> Tensor:
         r"""$|s|\max|q|\max|k|+\max|c(q)|+\max|c(k)|$."""

@@ -212,14 +212,7 @@ class TileScores(Scores):
         return replace(self._changed(lambda tile: tile[index]), layout=layout)
 
     def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
-        if not self.in_memory:
-            return TileScores.from_matrix(self.matrix(), self.unit).forbidding(forbidden)
-        fill = lambda tile, mask: tile.masked_fill(mask, -torch.inf)
-        rows = lambda index: fill(self.rows(index), forbidden[..., index, :])
-        columns = lambda index: fill(self.columns(index), forbidden.mT[..., index, :])
-        shape = torch.broadcast_shapes(self.shape, forbidden.shape)
-        layout = self.layout._replace(shape=shape, batch=prod(shape[:-2]))
-        return replace(self, rows=rows, columns=columns, layout=layout)
+        return TileScores.from_matrix(self.matrix().masked_fill(forbidden, -torch.inf), self.unit)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> TileScores:
         """A change of all tiles, in the present dtype."""
