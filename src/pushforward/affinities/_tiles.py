@@ -100,21 +100,19 @@ class TileScores(Scores):
 
     @classmethod
     def highest(cls, scores: Scores, allowed: Bool[Tensor, "*#b n"]) -> TileScores:
-        """0 where a query's score is highest, minus infinity elsewhere, without gradient.
+        """0 where a query's score with the allowed keys is highest, minus infinity elsewhere.
 
-        Scores that differ by the rounding of their products alone count as equal.
-
-        Args:
-            scores: the other scores.
-            allowed: the keys among which the highest score is looked for.
+        Scores that differ by the rounding of their products alone count as equal. No gradients.
         """
-        scores, least = scores.detach(), []
+        scores = scores.detach()
+
+        def least(rows: slice) -> Tensor:
+            tile = scores.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
+            size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
+            return tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size
+
         with torch.no_grad():
-            for rows in scores.cuts():
-                tile = scores.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
-                size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
-                least.append(tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size)
-        bound = torch.cat(least, -1)
+            bound = by_rows(scores, least)
 
         def select(tile: Tensor, bound: Tensor) -> Tensor:
             low = (tile < bound) | (tile == -torch.inf)
