@@ -172,3 +172,10 @@ def test_relations_of_points_can_be_pickled(normaliser):
 def test_relations_of_part_of_a_batch_relate_atoms_only():
     mu = pf.Measure(torch.randn(2, 5, 2))
     assert pf.relate(mu, mu).any_query and not pf.relate(mu, mu)[0].any_query
+
+
+@pytest.mark.parametrize("normaliser", [pf.Sinkhorn(steps=2), pf.relations.Sigmoid()], ids=repr)
+def test_an_ellipsis_stands_for_axes_of_the_batch(normaliser):
+    mu = pf.Measure(torch.randn(2, 3, 5, 2))
+    pi = pf.relate(mu, mu, normaliser=normaliser)
+    assert torch.equal(pi[..., 0].matrix(), pi[:, 0].matrix())

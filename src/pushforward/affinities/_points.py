@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import ops
 from .._tools.precision import full_precision, wide
 from .._tools.types import Bias, Images, Values
-from ._scores import Rows, Scores, linear_by_rows
+from ._scores import Rows, Scores, linear_by_rows, of_batch
 from ._tiles import TileScores
 
 
@@ -178,7 +178,7 @@ class PointScores(Scores):
 
     def at(self, index: Any) -> PointScores:
         batch = self.shape[:-2]
-        some = lambda t, axes: t.expand(*batch, *t.shape[-axes:])[index]
+        some = lambda t, axes: of_batch(t.expand(*batch, *t.shape[-axes:]), index, axes)
         features = lambda p: Features(
             some(p.points, 2), None if p.offset is None else some(p.offset, 1)
         )

@@ -138,6 +138,12 @@ class Scores(Kernel, ABC):
         return row_tiles(self.shape[-2], self.row_size, self.device)
 
 
+def of_batch(x: Tensor, index: Any, axes: int) -> Tensor:
+    """Some elements of a batch: the last `axes` axes of `x` are no batch and are kept."""
+    index = index if isinstance(index, tuple) else (index,)
+    return x[(*index, *[slice(None)] * axes)]
+
+
 def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:
     """Concatenate what `part` makes of slices of the rows; gradients form each tile again."""
     parts = list(over_tiles(part, scores.cuts()))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._tools.precision import safe_logsumexp, safe_softmax, wide
 from .._tools.types import Bias, Images, Values
-from ._scores import Rows, Scores, by_rows, linear_by_rows, mean_of
+from ._scores import Rows, Scores, by_rows, linear_by_rows, mean_of, of_batch
 
 Tiles = Callable[[Rows], Tensor]
 """A function of rows of a matrix, as a slice or as indices, that forms them."""
@@ -207,7 +207,7 @@ class TileScores(Scores):
         """Some elements of the batch, picked from every tile: a function knows the whole batch."""
         batch = torch.empty((), device=self.device).expand(self.shape[:-2])[index].shape
         layout = self.layout._replace(shape=torch.Size((*batch, *self.shape[-2:])))
-        return replace(self._changed(lambda tile: tile[index]), layout=layout)
+        return replace(self._changed(lambda tile: of_batch(tile, index, 2)), layout=layout)
 
     def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
         return TileScores.from_matrix(self.matrix().masked_fill(forbidden, -torch.inf), self.unit)

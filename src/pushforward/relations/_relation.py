@@ -106,9 +106,10 @@ class Relation(ABC):
 
     def __getitem__(self, index: Any) -> Relation:
         """Some relations of a batch, such as one head."""
-        batch = self.shape[:-2]
+        batch, index = self.shape[:-2], index if isinstance(index, tuple) else (index,)
         torch.empty(batch)[index]  # raises IndexError here if the batch has fewer axes
-        some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[index]
+        each = (*index, slice(None))  # so that `...` means axes of the batch alone
+        some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[each]
         changed: dict[str, Any] = {"scores": self.scores.at(index), "extension": None}
         if self.costs is not None:
             changed["costs"] = self.costs.at(index)
