@@ -1,5 +1,6 @@
 """What can be related: points, encoded or not, matrices, functions, batches, attention tensors."""
 
+import pickle
 import warnings
 
 import pytest
@@ -146,6 +147,35 @@ def test_what_comes_back(normaliser, kind):
     assert torch.allclose(again.apply(v), pi.apply(v), atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    "normaliser",
+    [
+        pf.Softmax(),
+        pf.Sinkhorn(),
+        pf.Sinkhorn(slack=1.0),
+        pf.relations.DualSoftmax(),
+        pf.relations.Exponential(),
+        pf.relations.Bilinear(),
+    ],
+    ids=repr,
+)
+def test_relations_of_points_can_be_pickled(normaliser):
+    """And the copy can still be evaluated at other queries."""
+    mu, nu = pair()
+    pi = pf.relate(mu, nu, normaliser=normaliser)
+    copy = pickle.loads(pickle.dumps(pi))
+    scores = pf.Dot(1.0).scores(pf.Measure(mu.atoms[:3]), nu)
+    assert torch.equal(copy.matrix(), pi.matrix())
+    assert torch.equal(copy.at(scores).apply(nu.atoms), pi.at(scores).apply(nu.atoms))
+
+
 def test_relations_of_part_of_a_batch_relate_atoms_only():
     mu = pf.Measure(torch.randn(2, 5, 2))
     assert pf.relate(mu, mu).any_query and not pf.relate(mu, mu)[0].any_query
+
+
+@pytest.mark.parametrize("normaliser", [pf.Sinkhorn(steps=2), pf.relations.Sigmoid()], ids=repr)
+def test_an_ellipsis_stands_for_axes_of_the_batch(normaliser):
+    mu = pf.Measure(torch.randn(2, 3, 5, 2))
+    pi = pf.relate(mu, mu, normaliser=normaliser)
+    assert torch.equal(pi[..., 0].matrix(), pi[:, 0].matrix())

@@ -273,11 +273,7 @@ def check_reduction(
     for name, (tensor, least) in named.items():
         if tensor.shape[:-least] != batch:
             check_broadcast(f"`q` and `{name}`", batch, tensor.shape[:-least])
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
-            f"k {tuple(k.shape)}."
-        )
+    check_widths(q, k)
     n = k.shape[-2]
     if bias.shape[-1] != n or (v is not None and v.shape[-2] != n):
         raise ValueError(
@@ -291,6 +287,15 @@ def check_reduction(
         )
     if times is not None:
         _check_clock(times, q.shape[-2], n)
+
+
+def check_widths(q: Tensor, k: Tensor) -> None:
+    """Raise unless queries and keys have a dot product."""
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
+            f"k {tuple(k.shape)}."
+        )
 
 
 def _check_clock(times: tuple[Tensor, Tensor], m: int, n: int) -> None:

@@ -26,12 +26,10 @@ def assignment(cost: np.ndarray) -> np.ndarray:
 
 
 def transport(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> Plan:
-    """A coupling of least cost of two weights, by POT's network simplex.
+    """A coupling of least cost, by POT's network simplex.
 
-    Args:
-        a: weights of the rows, of any total mass.
-        b: weights of the columns; both sides are normalised.
-        cost: `(m, n)`, finite.
+    `a` and `b` are weights of rows and columns of any total mass, normalised here; costs are
+    finite.
     """
     try:
         import ot

@@ -17,9 +17,8 @@ def label_points(points: Tensor, times: Tensor | None, tol: float) -> tuple[Tens
         rows = torch.cat([rows, (moment * max(1.0, 4 * tol))[:, None].to(rows)], -1)
     rows, label = rows.unique(dim=0, return_inverse=True)
     if tol > 0:
-        label = torch.as_tensor(single_linkage(rows.cpu().numpy(), tol), device=label.device)[
-            label
-        ]
+        joined = torch.as_tensor(single_linkage(rows.cpu().numpy(), tol), device=label.device)
+        label = joined[label]
     members = torch.arange(len(points), device=label.device)
     first = torch.full((int(label.max()) + 1,), len(points), device=label.device)
     return label, first.scatter_reduce(0, label, members, "amin")

@@ -12,13 +12,12 @@ class DifferentiableOnce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, what: str) -> Tensor:
-        """Return the value; `what` names it in the error."""
+        """The value; `what` names it in the error."""
         ctx.what = what
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient, unless a graph of it is being recorded."""
         refuse_second_derivative(ctx.what)
         return grad, None
 
@@ -26,9 +25,7 @@ class DifferentiableOnce(torch.autograd.Function):
 def refuse_second_derivative(what: str, fix: str = "") -> None:
     """Raise inside a `backward` whose graph is recorded for a second derivative.
 
-    Args:
-        what: what is being differentiated, and why only once.
-        fix: what else helps, apart from leaving `create_graph` out.
+    `what` says what is differentiated and why only once, `fix` what else helps.
     """
     if torch.is_grad_enabled():
         raise NotImplementedError(

@@ -46,12 +46,9 @@ def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], No
 def ticker(
     show: Callable[[int], None], start: int = 0, most: int | None = None
 ) -> Callable[[], None]:
-    """A function that counts its calls and shows the count on a bar.
+    """A function that counts its calls and shows the count on a bar, which `show` moves.
 
-    Args:
-        show: moves the bar, as `bar` yields it.
-        start: where the bar is before the first call.
-        most: how far the calls may move it; further ones do not show.
+    The bar is at `start` before the first call, and the calls move it by at most `most`.
     """
     steps = count(1)
     return lambda: show(start + (next(steps) if most is None else min(next(steps), most)))

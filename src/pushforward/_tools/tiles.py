@@ -13,13 +13,9 @@ TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 def row_tiles(
     rows: int, row_size: int, device: torch.device, *, entries: int | None = None
 ) -> list[slice]:
-    """Slices that cover the rows of a matrix, of at most `TILE` entries each.
+    """Slices that cover the rows of a matrix, of at most `entries`, by default `TILE`, each.
 
-    Args:
-        rows: number of rows.
-        row_size: entries of a row, batch axes included.
-        device: where the tiles are formed.
-        entries: the most entries of a tile, `TILE` by default.
+    A row has `row_size` entries, batch axes included.
     """
     most = TILE["cpu" if device.type == "cpu" else "cuda"] if entries is None else entries
     step = max(1, most // max(1, row_size))

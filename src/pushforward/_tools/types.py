@@ -20,7 +20,13 @@ Queries = Float[Tensor, "*q m d"]
 """Points at which an in-context map is evaluated; their batch broadcasts with the context's."""
 
 Images = Float[Tensor, "*o m e"]
-"""Values of an in-context map: one point per query, perhaps in another space."""
+"""One vector per query: an average of values, or the value of an in-context map."""
+
+Bias = Float[Tensor, "*#b n"]
+"""What is added to all scores of a key: its log-weight, perhaps plus a potential."""
+
+Values = Float[Tensor, "*#b n e"]
+"""One vector per key, to be averaged."""
 
 Clock = tuple[Num[Tensor, "*#b m"], Num[Tensor, "*#b n"]]
 r"""Times of queries and of atoms: a query at time $t$ sees the atoms at times $s\le t$."""

@@ -5,14 +5,13 @@ through the two reductions; a matrix, a function of pairs, or a function of othe
 tile. Sinkhorn and all relations see only the interface `Scores`.
 """
 
-from ._affinity import (
-    Affinity as Affinity,
-    Dot as Dot,
-    PointAffinity as PointAffinity,
-    SquaredDistance as SquaredDistance,
-    scores as scores,
-)
-from ._given import Encoded as Encoded, Matrix as Matrix, Pairs as Pairs
-from ._points import Features as Features, PointScores as PointScores
-from ._scores import Kernel as Kernel, Scores as Scores, mean_of as mean_of
-from ._tiles import TileScores as TileScores
+from ._affinity import Affinity, Dot, PointAffinity, SquaredDistance, scores
+from ._given import Encoded, Matrix, Pairs
+from ._points import Features, PointScores
+from ._scores import Kernel, Scores, mean_of
+from ._tiles import TileScores
+
+__all__ = [
+    "Affinity", "Dot", "Encoded", "Features", "Kernel", "Matrix", "Pairs", "PointAffinity",
+    "PointScores", "Scores", "SquaredDistance", "TileScores", "mean_of", "scores",
+]  # fmt: skip

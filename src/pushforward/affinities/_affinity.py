@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import ops
-from .._tools.checks import check_broadcast, check_floating, check_number
+from .._tools.checks import check_broadcast, check_floating, check_number, check_widths
 from .._tools.precision import widen
 from ..measures import Measure
 from ._points import Features, PointScores
@@ -60,7 +60,7 @@ class PointAffinity(Affinity, ABC):
     @property
     @abstractmethod
     def unit(self) -> float:
-        r"""The cost of one unit of score: a pair costs $c=-\text{unit}\cdot A$."""
+        r"""The factor from scores to costs: a pair of score $A$ costs $-\text{unit}\cdot A$."""
 
     @abstractmethod
     def factor(self, width: int) -> float:
@@ -177,21 +177,12 @@ def scores(
 def encoded_scores(
     affinity: PointAffinity, q: Tensor, k: Tensor, mu: Measure, nu: Measure
 ) -> PointScores:
-    """The scores of queries and keys that are given for every atom of two measures.
+    """The scores of queries `q`, one row per atom of `mu`, and of keys `k`, one per atom of `nu`.
 
-    Args:
-        affinity: how they are compared.
-        q: one row per atom of `mu`, heads after the batch of the measure.
-        k: one row per atom of `nu`.
-        mu: the measure of the queries.
-        nu: the measure of the keys.
+    Heads come after the batch of the measure.
     """
     q, k = _zero_without_mass("q", q, mu), _zero_without_mass("k", k, nu)
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
-            f"k {tuple(k.shape)}."
-        )
+    check_widths(q, k)
     heads = max(0, k.ndim - 2 - len(nu.batch_shape))
     log_b = nu.log_weights.reshape(*nu.batch_shape, *(1,) * heads, nu.n)
     return scores(affinity, q, k, log_b)

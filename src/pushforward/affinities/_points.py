@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .. import ops
 from .._tools.precision import full_precision, wide
-from ._scores import Rows, Scores, linear_by_rows
+from .._tools.types import Bias, Images, Values
+from ._scores import Rows, Scores, linear_by_rows, of_batch
 from ._tiles import TileScores
 
 
@@ -26,15 +27,13 @@ class Features(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Features:
         """The same features in another dtype."""
-        return Features(
-            self.points.to(dtype), None if self.offset is None else self.offset.to(dtype)
-        )
+        offset = None if self.offset is None else self.offset.to(dtype)
+        return Features(self.points.to(dtype), offset)
 
     def detach(self) -> Features:
         """The same features without gradients."""
-        return Features(
-            self.points.detach(), None if self.offset is None else self.offset.detach()
-        )
+        offset = None if self.offset is None else self.offset.detach()
+        return Features(self.points.detach(), offset)
 
     def scaled(self, factor: float) -> Features:
         """The same points, their offsets multiplied."""
@@ -57,7 +56,7 @@ class PointScores(Scores):
         queries: features of the queries.
         keys: features of the keys.
         scale: $s$.
-        unit: the cost of one unit of score.
+        unit: the cost of a pair is minus this times its score.
         impl: implementation of the reductions, None to choose by size.
         times: of queries and keys: pairs whose key is later than its query are forbidden.
     """
@@ -105,23 +104,21 @@ class PointScores(Scores):
         *batch, _, n = self.shape
         return prod(batch) * n
 
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         result = ops.log_integral(
             self.queries.points, self.keys.points, _plus(bias, self.keys.offset),
             scale=self.scale, times=self.times, impl=self.impl, guard=False,
         )  # fmt: skip
         return _plus(result, self.queries.offset)
 
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         # The offset of a query multiplies all its weights and cancels.
         return ops.average(
             self.queries.points, self.keys.points, v, _plus(bias, self.keys.offset),
             scale=self.scale, times=self.times, impl=self.impl, guard=False,
         )  # fmt: skip
 
-    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def mean(self, bias: Bias) -> Float[Tensor, "*o m"]:
         r"""$s\langle q_i,\bar k_i\rangle+c_i+\bar c_i$ with the averages of keys and offsets."""
         dtype = self.dtype
         k = self.keys.points.to(dtype)
@@ -131,9 +128,7 @@ class PointScores(Scores):
         result = self.scale * (self.queries.points.to(dtype) * key).sum(-1) + rest.sum(-1)
         return _plus(result, self.queries.offset)
 
-    def linear(
-        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def linear(self, v: Values, weights: Bias) -> Images:
         r"""$s\,q_i^\top(\sum_jw_jk_jv_j^\top)$ and the offsets: linear in the number of points."""
         if self.times is not None:
             return linear_by_rows(self, v, weights)
@@ -172,7 +167,7 @@ class PointScores(Scores):
         return replace(self, queries=self.queries.detach(), keys=self.keys.detach())
 
     def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
-        return TileScores.from_matrix(self.matrix(), self.unit).forbidding(forbidden)
+        return TileScores.from_matrix(self.matrix().masked_fill(forbidden, -torch.inf), self.unit)
 
     def size(self) -> Tensor:
         r"""$|s|\max|q|\max|k|+\max|c(q)|+\max|c(k)|$."""
@@ -183,7 +178,7 @@ class PointScores(Scores):
 
     def at(self, index: Any) -> PointScores:
         batch = self.shape[:-2]
-        some = lambda t, axes: t.expand(*batch, *t.shape[-axes:])[index]
+        some = lambda t, axes: of_batch(t.expand(*batch, *t.shape[-axes:]), index, axes)
         features = lambda p: Features(
             some(p.points, 2), None if p.offset is None else some(p.offset, 1)
         )

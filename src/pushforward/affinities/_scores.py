@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._tools.precision import safe_softmax
 from .._tools.tiles import over_tiles, row_tiles
+from .._tools.types import Bias, Images, Values
 
 Rows = slice | Tensor
 """A slice of the rows of a matrix, or their indices."""
@@ -26,13 +27,11 @@ class Kernel(ABC):
         """The transpose: keys and queries exchanged."""
 
     @abstractmethod
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         r"""$\log\sum_je^{A_{ij}+b_j}$, one number per query."""
 
     @abstractmethod
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         r"""The mean of $v_j$ with weights $e^{A_{ij}+b_j}$; 0 for a query without allowed keys."""
 
 
@@ -49,7 +48,8 @@ class Scores(Kernel, ABC):
     """
 
     unit: float
-    r"""The cost of one unit of score: $\varepsilon$ in $c=-\varepsilon A$."""
+    r"""The factor $\varepsilon$ between scores and costs: a pair with score $A$ costs
+    $c=-\varepsilon A$."""
 
     @property
     @abstractmethod
@@ -90,13 +90,11 @@ class Scores(Kernel, ABC):
         """Entries formed for one row, the whole batch included."""
 
     @abstractmethod
-    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def mean(self, bias: Bias) -> Float[Tensor, "*o m"]:
         r"""The mean of $A_{ij}$ itself with weights $e^{A_{ij}+b_j}$."""
 
     @abstractmethod
-    def linear(
-        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def linear(self, v: Values, weights: Bias) -> Images:
         r"""$\sum_jA_{ij}w_jv_j$ over the allowed pairs: the scores themselves as a density."""
 
     @abstractmethod
@@ -140,6 +138,12 @@ class Scores(Kernel, ABC):
         return row_tiles(self.shape[-2], self.row_size, self.device)
 
 
+def of_batch(x: Tensor, index: Any, axes: int) -> Tensor:
+    """Some elements of a batch: the last `axes` axes of `x` are no batch and are kept."""
+    index = index if isinstance(index, tuple) else (index,)
+    return x[(*index, *[slice(None)] * axes)]
+
+
 def by_rows(scores: Scores, part: Callable[[slice], Tensor]) -> Tensor:
     """Concatenate what `part` makes of slices of the rows; gradients form each tile again."""
     parts = list(over_tiles(part, scores.cuts()))
@@ -159,12 +163,13 @@ def linear_by_rows(scores: Scores, v: Tensor, weights: Tensor) -> Tensor:
     return by_rows(scores, part)
 
 
-def mean_of(others: Scores, scores: Scores, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*b m"]:
-    r"""The mean of other scores $B_{ij}$ with weights $e^{A_{ij}+b_j}$, tile by tile."""
+def mean_of(others: Scores, scores: Scores, bias: Bias) -> Float[Tensor, "*b m"]:
+    r"""The mean of other scores $B_{ij}$, or of $A_{ij}$ itself, with weights $e^{A_{ij}+b_j}$."""
     bias = bias[..., None, :]
 
     def part(rows: slice) -> Tensor:
-        tile, other = scores.tile(rows), others.tile(rows)
+        tile = scores.tile(rows)
+        other = tile if others is scores else others.tile(rows)
         return (safe_softmax(tile + bias) * other.masked_fill(other.isinf(), 0)).sum(-1)
 
     return by_rows(scores, part)

@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .._tools.precision import safe_logsumexp, safe_softmax, wide
-from ._scores import Rows, Scores, by_rows, linear_by_rows
+from .._tools.types import Bias, Images, Values
+from ._scores import Rows, Scores, by_rows, linear_by_rows, mean_of, of_batch
 
 Tiles = Callable[[Rows], Tensor]
 """A function of rows of a matrix, as a slice or as indices, that forms them."""
@@ -37,12 +38,6 @@ class Layout(NamedTuple):
         """The layout of scores computed from a tensor, in its dtype but never half precision."""
         return cls(torch.Size(shape), wide(tensor.dtype), tensor.device, prod(shape[:-2]))
 
-    @property
-    def T(self) -> Layout:
-        """The layout of the transpose."""
-        *batch, m, n = self.shape
-        return self._replace(shape=torch.Size((*batch, n, m)))
-
 
 @dataclass(frozen=True, eq=False)
 class TileScores(Scores):
@@ -55,7 +50,7 @@ class TileScores(Scores):
         rows: forms rows of the matrix, `(*b, r, n)`.
         columns: forms columns of the matrix, as rows of its transpose, `(*b, c, m)`.
         layout: shape, dtype and device.
-        unit: the cost of one unit of score.
+        unit: the cost of a pair is minus this times its score.
         in_memory: whether the tiles are views of a matrix.
 
     Examples:
@@ -105,21 +100,19 @@ class TileScores(Scores):
 
     @classmethod
     def highest(cls, scores: Scores, allowed: Bool[Tensor, "*#b n"]) -> TileScores:
-        """0 where a query's score is highest, minus infinity elsewhere, without gradient.
+        """0 where a query's score with the allowed keys is highest, minus infinity elsewhere.
 
-        Scores that differ by the rounding of their products alone count as equal.
-
-        Args:
-            scores: the other scores.
-            allowed: the keys among which the highest score is looked for.
+        Scores that differ by the rounding of their products alone count as equal. No gradients.
         """
-        scores, least = scores.detach(), []
+        scores = scores.detach()
+
+        def least(rows: slice) -> Tensor:
+            tile = scores.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
+            size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
+            return tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size
+
         with torch.no_grad():
-            for rows in scores.cuts():
-                tile = scores.tile(rows).masked_fill(~allowed[..., None, :], -torch.inf)
-                size = tile.masked_fill(tile == -torch.inf, 0).abs().amax(-1)
-                least.append(tile.amax(-1) - 16 * torch.finfo(tile.dtype).eps * size)
-        bound = torch.cat(least, -1)
+            bound = by_rows(scores, least)
 
         def select(tile: Tensor, bound: Tensor) -> Tensor:
             low = (tile < bound) | (tile == -torch.inf)
@@ -158,7 +151,9 @@ class TileScores(Scores):
 
     @property
     def T(self) -> TileScores:
-        return replace(self, rows=self.columns, columns=self.rows, layout=self.layout.T)
+        *batch, m, n = self.shape
+        layout = self.layout._replace(shape=torch.Size((*batch, n, m)))
+        return replace(self, rows=self.columns, columns=self.rows, layout=layout)
 
     @property
     def forbidden(self) -> Bool[Tensor, "*b m n"] | None:
@@ -175,39 +170,27 @@ class TileScores(Scores):
     def tile(self, rows: Rows) -> Float[Tensor, "*b r n"]:
         return self.rows(rows).to(self.dtype)
 
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         bias = bias[..., None, :]
         return by_rows(self, lambda rows: safe_logsumexp(self.tile(rows) + bias))
 
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
         means = by_rows(self, lambda rows: safe_softmax(self.tile(rows) + bias) @ v.to(self.dtype))
         return means.to(v.dtype)
 
-    def mean(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
-        bias = bias[..., None, :]
+    def mean(self, bias: Bias) -> Float[Tensor, "*o m"]:
+        return mean_of(self, self, bias)
 
-        def part(rows: slice) -> Tensor:
-            tile = self.tile(rows)
-            finite = tile.masked_fill(tile.isinf(), 0)
-            return (safe_softmax(tile + bias) * finite).sum(-1)
-
-        return by_rows(self, part)
-
-    def linear(
-        self, v: Float[Tensor, "*#b n e"], weights: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def linear(self, v: Values, weights: Bias) -> Images:
         return linear_by_rows(self, v, weights)
 
     def size(self) -> Tensor:
         with torch.no_grad():
             tiles = (self.tile(rows) for rows in self.cuts())
-            return torch.stack(
-                [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
-            ).amax()
+            sizes = [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
+            return torch.stack(sizes).amax()
 
     def scaled(self, factor: float) -> TileScores:
         return replace(self._changed(lambda tile: factor * tile), unit=self.unit / factor)
@@ -224,17 +207,10 @@ class TileScores(Scores):
         """Some elements of the batch, picked from every tile: a function knows the whole batch."""
         batch = torch.empty((), device=self.device).expand(self.shape[:-2])[index].shape
         layout = self.layout._replace(shape=torch.Size((*batch, *self.shape[-2:])))
-        return replace(self._changed(lambda tile: tile[index]), layout=layout)
+        return replace(self._changed(lambda tile: of_batch(tile, index, 2)), layout=layout)
 
     def forbidding(self, forbidden: Bool[Tensor, "*#b m n"]) -> TileScores:
-        if not self.in_memory:
-            return TileScores.from_matrix(self.matrix(), self.unit).forbidding(forbidden)
-        fill = lambda tile, mask: tile.masked_fill(mask, -torch.inf)
-        rows = lambda index: fill(self.rows(index), forbidden[..., index, :])
-        columns = lambda index: fill(self.columns(index), forbidden.mT[..., index, :])
-        shape = torch.broadcast_shapes(self.shape, forbidden.shape)
-        layout = self.layout._replace(shape=shape, batch=prod(shape[:-2]))
-        return replace(self, rows=rows, columns=columns, layout=layout)
+        return TileScores.from_matrix(self.matrix().masked_fill(forbidden, -torch.inf), self.unit)
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> TileScores:
         """A change of all tiles, in the present dtype."""

@@ -4,22 +4,20 @@ The two universal approximation theorems as constructions with error bounds, and
 decide which relations one head, or many heads, represent exactly.
 """
 
-from ._hats import Hats as Hats
-from ._many_heads import Heads as Heads, birkhoff as birkhoff, realise_heads as realise_heads
+from ._hats import Hats
+from ._many_heads import Heads, birkhoff, realise_heads
 from ._one_head import (
-    Realisation as Realisation,
-    conditional_rank as conditional_rank,
-    realise as realise,
-    realise_conditional as realise_conditional,
-    realise_coupling as realise_coupling,
+    Realisation,
+    conditional_rank,
+    realise,
+    realise_conditional,
+    realise_coupling,
 )
-from ._rules import (
-    GaussianConditional as GaussianConditional,
-    QuantileCoupling as QuantileCoupling,
-    SoftNearest as SoftNearest,
-)
-from ._theorems import (
-    SinkhornApproximation as SinkhornApproximation,
-    SoftmaxApproximation as SoftmaxApproximation,
-    relation_distance as relation_distance,
-)
+from ._rules import GaussianConditional, QuantileCoupling, SoftNearest
+from ._theorems import SinkhornApproximation, SoftmaxApproximation, relation_distance
+
+__all__ = [
+    "GaussianConditional", "Hats", "Heads", "QuantileCoupling", "Realisation",
+    "SinkhornApproximation", "SoftNearest", "SoftmaxApproximation", "birkhoff", "conditional_rank",
+    "realise", "realise_conditional", "realise_coupling", "realise_heads", "relation_distance",
+]  # fmt: skip

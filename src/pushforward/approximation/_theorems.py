@@ -1,9 +1,8 @@
 r"""The two universal approximation theorems for relations [B, Thm. S], [B, Thm. K].
 
-A rule is a function of two measures that returns a `Conditional` or a `Coupling` of their atoms.
-If it is weakly continuous, some affinity approximates it in $W_1$, uniformly over all measures on
-a box: softmax of the affinity approximates a conditional rule, Sinkhorn a rule of couplings. Both
-proofs are constructive. This file contains the constructions, their errors and their bounds.
+If a rule (`_rules`) is weakly continuous, some affinity approximates it in $W_1$, uniformly over
+all measures on a box: softmax of the affinity approximates a conditional rule, Sinkhorn a rule of
+couplings. Both proofs are constructive: here are the constructions, their errors and their bounds.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ dimension and of the Sinkhorn divergence hold the optimal plan fixed, so these t
 differentiated only once.
 """
 
-from ._entropic import sinkhorn_divergence as sinkhorn_divergence
-from ._exact import sliced_wasserstein as sliced_wasserstein, wasserstein as wasserstein
-from ._kernels import energy_distance as energy_distance, mmd as mmd
+from ._entropic import sinkhorn_divergence
+from ._exact import sliced_wasserstein, wasserstein
+from ._kernels import energy_distance, mmd
+
+__all__ = ["energy_distance", "mmd", "sinkhorn_divergence", "sliced_wasserstein", "wasserstein"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._tools.checks import holds
+from .._tools.checks import check_sizes, holds
 from .._tools.exact import assignment, transport
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from .._tools.tiles import over_tiles, row_tiles
@@ -44,7 +44,7 @@ def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
     elif a.batch_shape:
         distance = a.log_weights.new_zeros(a.batch_shape)
         if distance.numel():
-            each = [_transport(x, y, p) for x, y in zip(_flat(a), _flat(b), strict=True)]
+            each = [_transport(a[i], b[i], p) for i in np.ndindex(a.batch_shape)]
             distance = torch.stack(each).reshape(a.batch_shape)
     else:
         distance = _transport(a, b, p)
@@ -84,8 +84,7 @@ def sliced_wasserstein(
         tensor(1.)
     """
     _check_exponent(p)
-    if projections < 1:
-        raise ValueError(f"`projections` must be at least 1, got {projections}.")
+    check_sizes(projections=projections)
     a, b = pair(mu, nu)
     where = mu.atoms.device if generator is None else generator.device
     theta = torch.randn(projections, a.dim, generator=generator, dtype=torch.float64, device=where)
@@ -119,11 +118,6 @@ def _extent(a: Measure, b: Measure) -> Tensor:
     both = torch.cat([a.atoms.detach(), b.atoms.detach()], -2)
     size = (both.amax(-2) - both.amin(-2)).norm(dim=-1)
     return size.masked_fill(size == 0, 1)
-
-
-def _flat(mu: Measure) -> list[Measure]:
-    """The measures of a batch of any shape, as a list."""
-    return list(Measure.unchecked(mu.atoms.flatten(0, -3), mu.log_weights.flatten(0, -2)))
 
 
 def _quantile_cost(x: Tensor, log_a: Tensor, y: Tensor, log_b: Tensor, p: float) -> Tensor:

@@ -19,10 +19,7 @@ ROUNDING = 16 * torch.finfo(torch.float64).eps
 def pair(mu: Measure, nu: Measure, *, equal: bool = True) -> tuple[Measure, Measure]:
     """Two measures, checked, normalised, in float64 and with one batch shape.
 
-    Args:
-        mu: a measure.
-        nu: another measure.
-        equal: whether their masses must be equal.
+    `equal` says whether their masses must be equal.
     """
     for name, m in (("mu", mu), ("nu", nu)):
         check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")

@@ -1,32 +1,17 @@
 r"""In-context maps $\Gamma(\mu,x)$: layers, attention, transformers, Lipschitz bounds."""
 
-from ._attention import Attention as Attention, AttentionMap as AttentionMap, Causal as Causal
-from ._bounds import (
-    ScoreBounds as ScoreBounds,
-    attention_bound as attention_bound,
-    average_bound as average_bound,
-    score_bounds as score_bounds,
-)
-from ._composition import Compose as Compose, Composition as Composition
-from ._in_context import (
-    Answer as Answer,
-    At as At,
-    Container as Container,
-    InContextMap as InContextMap,
-    advance as advance,
-    relations_inside as relations_inside,
-    within as within,
-)
-from ._layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
-from ._lipschitz import (
-    Lipschitz as Lipschitz,
-    lipschitz_bound as lipschitz_bound,
-    norm as norm,
-)
-from ._sequences import from_sequence_model as from_sequence_model
-from ._transformer import (
-    Block as Block,
-    PostNorm as PostNorm,
-    PreNorm as PreNorm,
-    Transformer as Transformer,
-)
+from ._attention import Attention, AttentionMap, Causal
+from ._bounds import ScoreBounds, attention_bound, average_bound, score_bounds
+from ._composition import Compose, Composition
+from ._in_context import Answer, At, Container, InContextMap, advance, relations_inside, within
+from ._layers import MLP, Pointwise, Residual
+from ._lipschitz import Lipschitz, lipschitz_bound, norm
+from ._sequences import from_sequence_model
+from ._transformer import Block, PostNorm, PreNorm, Transformer
+
+__all__ = [
+    "Answer", "At", "Attention", "AttentionMap", "Block", "Causal", "Compose", "Composition",
+    "Container", "InContextMap", "Lipschitz", "MLP", "Pointwise", "PostNorm", "PreNorm",
+    "Residual", "ScoreBounds", "Transformer", "advance", "attention_bound", "average_bound",
+    "from_sequence_model", "lipschitz_bound", "norm", "relations_inside", "score_bounds", "within",
+]  # fmt: skip

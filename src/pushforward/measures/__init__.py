@@ -1,3 +1,5 @@
 """Measures: weighted clouds of points, alone or in ragged batches."""
 
-from ._measure import Measure as Measure, MeasureMap as MeasureMap, Transport as Transport
+from ._measure import Measure, MeasureMap, Transport
+
+__all__ = ["Measure", "MeasureMap", "Transport"]

@@ -18,13 +18,14 @@ from .._tools.checks import (
     check_kind,
     check_same,
     check_shape,
+    check_sizes,
     check_values,
     holds,
 )
 from .._tools.precision import full_precision, wide, widen
 from .._tools.types import Points, Times, Weights
-from . import _canonical as canonical, _constructors as constructors
-from ._canonical import Cloud
+from . import _clouds as clouds
+from ._clouds import Cloud
 
 
 class Transport(ABC):
@@ -74,12 +75,12 @@ class Measure:
         times: Times | None = None,
     ) -> None:
         check_atoms(atoms)
-        logs, given = constructors.given_log_weights(atoms, weights, log_weights)
+        logs, given = clouds.given_log_weights(atoms, weights, log_weights)
         if times is not None:
             check_shape("times", times, atoms.shape[:-1], "One per atom.")
             check_same("device", ("atoms", atoms), ("times", times))
         check_values(atoms, logs, times, given)
-        _set(self, canonical.cover(Cloud(atoms, logs, times)))
+        _set(self, clouds.cover(Cloud(atoms, logs, times)))
 
     @classmethod
     def unchecked(cls, atoms: Points, log_weights: Weights, times: Times | None = None) -> Measure:
@@ -146,7 +147,7 @@ class Measure:
             >>> mu.n, mu.covariance()
             (8, tensor([[0.2500]]))
         """
-        return cls.unchecked(*constructors.gaussian_nodes(mean, cov, order))
+        return cls.unchecked(*clouds.gaussian_nodes(mean, cov, order))
 
     @classmethod
     def grid(
@@ -167,7 +168,7 @@ class Measure:
             >>> pf.Measure.grid(0.0, 1.0, size=4).atoms.flatten()
             tensor([0.1250, 0.3750, 0.6250, 0.8750])
         """
-        return cls(constructors.grid_centres(low, high, size))
+        return cls(clouds.grid_centres(low, high, size))
 
     @classmethod
     def stack(cls, measures: Sequence[Measure]) -> Measure:
@@ -181,7 +182,7 @@ class Measure:
             >>> batch.mean().flatten(), [m.n for m in batch]
             (tensor([0., 1.]), [2, 3])
         """
-        return cls.unchecked(*constructors.stack(_clouds(measures)))
+        return cls.unchecked(*clouds.stack(_clouds(measures)))
 
     @classmethod
     def mixture(
@@ -198,7 +199,7 @@ class Measure:
             >>> pf.Measure.mixture([a, b], torch.tensor([0.25, 0.75])).mean()
             tensor([0.7500])
         """
-        return cls.unchecked(*constructors.mixture(_clouds(measures), weights))
+        return cls.unchecked(*clouds.mixture(_clouds(measures), weights))
 
     @property
     def n(self) -> int:
@@ -302,7 +303,7 @@ class Measure:
 
     def strip(self) -> Measure:
         """The same measure without its atoms of zero mass; a batch needs them as padding."""
-        return self if self.batch_shape else Measure.unchecked(*canonical.strip(self._cloud))
+        return self if self.batch_shape else Measure.unchecked(*clouds.strip(self._cloud))
 
     def merge(self, tol: float = 0.0) -> Measure:
         r"""The canonical form: equal points become one atom, zero masses go, points are sorted.
@@ -319,7 +320,7 @@ class Measure:
             raise ValueError(f"`tol` must be a distance, got {tol}.")
         if self.batch_shape:
             return Measure.stack([m.merge(tol) for m in self])
-        return Measure.unchecked(*canonical.merge(self._cloud, tol))
+        return Measure.unchecked(*clouds.merge(self._cloud, tol))
 
     def split(self, parts: int | Sequence[float] = 2, *, atom: int | None = None) -> Measure:
         """The same measure written with more atoms: all, or one, split into several.
@@ -332,7 +333,7 @@ class Measure:
             >>> pf.Measure(torch.zeros(2, 1)).split([0.25, 0.75], atom=0).weights
             tensor([0.1250, 0.3750, 0.5000])
         """
-        return Measure.unchecked(*canonical.split(self._cloud, parts, atom))
+        return Measure.unchecked(*clouds.split(self._cloud, parts, atom))
 
     def sample(self, size: int, *, generator: torch.Generator | None = None) -> Measure:
         r"""The empirical measure of `size` independent draws from the normalised measure.
@@ -343,9 +344,8 @@ class Measure:
             >>> pf.Measure(torch.zeros(3, 2)).sample(5).atoms.shape
             torch.Size([5, 2])
         """
-        if size < 1:
-            raise ValueError(f"`size` must be at least 1, got {size}.")
-        return Measure.unchecked(*constructors.draw(self._cloud, size, generator))
+        check_sizes(size=size)
+        return Measure.unchecked(*clouds.draw(self._cloud, size, generator))
 
     def restrict(self, region: Callable[[Points], Tensor] | Bool[Tensor, "*b n"]) -> Measure:
         r"""The restriction $\mu|_A$: atoms outside the region lose their mass.
@@ -370,10 +370,8 @@ class Measure:
         """Move to a device or dtype, as `torch.Tensor.to`; log-weights stay float32 or better."""
         atoms = self.atoms.to(*args, **kwargs)
         check_floating("atoms", atoms, "(..., n, d)", 2)
-        times = self._timed(lambda t: t.to(atoms.device))
-        return Measure.unchecked(
-            atoms, self.log_weights.to(atoms.device, wide(atoms.dtype)), times
-        )
+        logs = self.log_weights.to(atoms.device, wide(atoms.dtype))
+        return Measure.unchecked(atoms, logs, self._timed(lambda t: t.to(atoms.device)))
 
     def detach(self) -> Measure:
         """The same measure outside the autograd graph."""

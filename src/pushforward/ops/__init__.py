@@ -13,11 +13,7 @@ Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever t
 size.
 """
 
-from .._tools.types import Clock as Clock
-from ._reductions import (
-    IMPLS as IMPLS,
-    Impl as Impl,
-    average as average,
-    implementation as implementation,
-    log_integral as log_integral,
-)
+from .._tools.types import Clock
+from ._reductions import IMPLS, Impl, average, implementation, log_integral
+
+__all__ = ["Clock", "IMPLS", "Impl", "average", "implementation", "log_integral"]

@@ -72,16 +72,7 @@ def average(
 ) -> Float[Tensor, "*b m e"]:
     r"""The mean $\int v\,d\pi_i$ under $\pi_i(dy)\propto e^{s\langle q_i,k(y)\rangle}\mu(dy)$.
 
-    Args:
-        q: queries.
-        k: keys, one per atom.
-        v: values, one per atom.
-        bias: $b_j$, float32 or better; $-\infty$ removes the atom.
-        scale: $s$, a factor of all dot products.
-        times: of queries and of atoms, for causal masking.
-        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
-        guard: check shapes, and handle contexts without mass and NaN at atoms without mass.
-            Layers pass False because their inputs are already checked.
+    `v` are the values, one per atom; all other arguments are those of `log_integral`.
 
     Returns:
         One value per query, in the dtype of `v`; 0 where nothing is seen.

@@ -20,8 +20,7 @@ def log_integral(
     q, k, bias = align(q, k, bias)
     if not guard and times is None:
         return _scores(q, k, bias, scale, times).logsumexp(-1)
-    k, bias, empty = _guarded(k, bias)
-    scores, empty = _patched(_scores(q, k, bias, scale, times), empty, times)
+    scores, empty = _guarded_scores(q, k, bias, scale, times)
     return scores.logsumexp(-1).masked_fill(empty, -torch.inf)
 
 
@@ -33,8 +32,7 @@ def average(
     if not guard and times is None:
         return _scores(q, k, bias, scale, times).softmax(-1) @ v
     v = v.masked_fill((bias == -torch.inf)[..., None], 0)
-    k, bias, empty = _guarded(k, bias)
-    scores, empty = _patched(_scores(q, k, bias, scale, times), empty, times)
+    scores, empty = _guarded_scores(q, k, bias, scale, times)
     return (scores.softmax(-1) @ v).masked_fill(empty[..., None], 0)
 
 
@@ -48,18 +46,18 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times) -> T
     return scores.masked_fill(future, -torch.inf)
 
 
-def _guarded(k: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys set to 0 at atoms without mass; contexts without mass get bias 0 and are returned."""
+def _guarded_scores(
+    q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times
+) -> tuple[Tensor, Tensor]:
+    """The scores, and which queries see no mass: their scores are set to something finite.
+
+    This keeps derivatives free of NaN; the caller overwrites the results of these queries. Keys
+    of atoms without mass count as 0, whatever they are.
+    """
     dead = bias == -torch.inf
     empty = dead.all(-1, keepdim=True)
-    return k.masked_fill(dead[..., None], 0), bias.masked_fill(empty, 0), empty
-
-
-def _patched(scores: Tensor, empty: Tensor, times: Times) -> tuple[Tensor, Tensor]:
-    """Finite scores for queries that see no mass, and which queries these are.
-
-    This keeps derivatives free of NaN; the caller overwrites the results of these queries.
-    """
+    k, bias = k.masked_fill(dead[..., None], 0), bias.masked_fill(empty, 0)
+    scores = _scores(q, k, bias, scale, times)
     if times is not None:
         empty = empty | (scores == -torch.inf).all(-1)
         scores = scores.masked_fill(empty[..., None], 0)

@@ -19,6 +19,9 @@ from .._tools.precision import align
 Times = tuple[Tensor, Tensor] | None
 """Times of queries and of keys, if there is a causal mask."""
 
+MaybeTimes = tuple[Tensor | None, Tensor | None]
+"""The same inside the operators, which take no optional pairs: twice None without a mask."""
+
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
 
@@ -50,7 +53,7 @@ def average(
 
 def _fold(
     tensors: tuple[Tensor, ...], times: Times
-) -> tuple[torch.Size, list[Tensor], tuple[Tensor | None, Tensor | None]]:
+) -> tuple[torch.Size, list[Tensor], MaybeTimes]:
     """Broadcast the leading axes against each other and flatten them to one."""
     if times is not None:
         tensors = (*tensors, *(t[..., None] for t in times))
@@ -104,17 +107,14 @@ def _tiles(q: Tensor, k: Tensor) -> tuple[list[tuple[slice, slice]], list[slice]
 
 
 def _visible(
-    query_times: Tensor | None,
-    key_times: Tensor | None,
-    i: slice,
-    j: slice,
-    columns: list[slice],
+    times: MaybeTimes, i: slice, j: slice, columns: list[slice]
 ) -> Iterator[tuple[slice, Tensor | None]]:
     """Slices of atoms that the queries of a tile may see, each with its mask or None.
 
     On a CPU, tiles wholly in the future are skipped; elsewhere reading the times would stall the
     device, so they are masked like the others.
     """
+    query_times, key_times = times
     for c in columns:
         if query_times is None or key_times is None:
             yield c, None
@@ -152,7 +152,7 @@ def reduce_tiles(
     for i, j in rows:
         top = torch.full_like(tops[i, j, None], -torch.inf)
         total, mean = torch.zeros_like(top), torch.zeros_like(out[i, j])
-        for c, hidden in _visible(query_times, key_times, i, j, columns):
+        for c, hidden in _visible((query_times, key_times), i, j, columns):
             scores = _scores(q[i, j], k[i, c], bias[i, c], hidden)
             new = torch.maximum(top, scores.amax(-1, keepdim=True))
             shift = new.masked_fill(new == -torch.inf, 0)
@@ -167,14 +167,7 @@ def reduce_tiles(
 
 
 @reduce_tiles.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    query_times: Tensor | None,
-    key_times: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     shape = q.shape[:2]
     return q.new_empty(*shape, v.shape[-1]), q.new_empty(shape), q.new_empty(shape)
 
@@ -208,7 +201,7 @@ def reduce_tiles_backward(
     dq, dk, dv, db = (torch.zeros_like(t) for t in inputs)
     rows, columns = _tiles(q, k)
     for i, j in rows:
-        for c, hidden in _visible(query_times, key_times, i, j, columns):
+        for c, hidden in _visible((query_times, key_times), i, j, columns):
             p = _scores(q[i, j], k[i, c], bias[i, c], hidden)
             p = p.sub_(top[i, j, None]).sub_(rest[i, j, None]).exp_()
             if wanted[2]:
@@ -224,14 +217,7 @@ def reduce_tiles_backward(
 
 
 @reduce_tiles_backward.register_fake
-def _(
-    inputs: list[Tensor],
-    query_times: Tensor | None,
-    key_times: Tensor | None,
-    outputs: list[Tensor],
-    grads: list[Tensor],
-    wanted: list[bool],
-) -> tuple[Tensor, ...]:
+def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t) for t in inputs)
 
 

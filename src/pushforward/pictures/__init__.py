@@ -1,21 +1,10 @@
 """Pictures: relations and moving clouds by matplotlib, charts of pages by Plotly."""
 
-from ._charts import (
-    BLUE as BLUE,
-    GREY as GREY,
-    RED as RED,
-    dots as dots,
-    guide as guide,
-    log as log,
-    plot as plot,
-    ticks as ticks,
-)
-from ._figures import (
-    animate as animate,
-    graph as graph,
-    heatmap as heatmap,
-    rates as rates,
-    trajectories as trajectories,
-    transported as transported,
-)
-from ._page import page as page
+from ._charts import BLUE, GREY, RED, dots, guide, log, plot, ticks
+from ._figures import animate, graph, heatmap, rates, trajectories, transported
+from ._page import page
+
+__all__ = [
+    "BLUE", "GREY", "RED", "animate", "dots", "graph", "guide", "heatmap", "log", "page", "plot",
+    "rates", "ticks", "trajectories", "transported",
+]  # fmt: skip

@@ -80,8 +80,7 @@ def graph(relation: Relation, *, least: float = 0.02) -> Figure:
     p = _matrix(relation)
     share = p / p.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
     m, n = p.shape
-    figure = _figure((4.6, 4.6))
-    axes = figure.add_subplot()
+    figure, axes = _axes((4.6, 4.6))
     left, right = torch.linspace(1, 0, m).tolist(), torch.linspace(1, 0, n).tolist()
     for i, j in (share >= least).nonzero().tolist():
         width = 2.5 * share[i, j].item()
@@ -121,8 +120,7 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
         means = relation.apply(nu.atoms)
         if isinstance(relation, Masses):
             means = means / relation.apply(torch.ones_like(nu.atoms))
-    figure = _figure((5, 5))
-    axes: Axes = figure.add_subplot()
+    figure, axes = _axes((5, 5))
     x, y, z = _array(mu.atoms), _array(nu.atoms), _array(means)
     for start, end in zip(x.tolist(), z.tolist(), strict=True):
         axes.plot(*zip(start, end, strict=True), color=GREY, lw=0.6, alpha=0.6, zorder=1)
@@ -148,14 +146,13 @@ def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
         >>> figure = pf.pictures.trajectories(torch.tensor([0.0, 1.0]), [mu, mu.push(torch.sin)])
     """
     paths = _paths(measures)
-    figure = _figure((5, 5) if paths.shape[-1] > 1 else (6, 4))
-    axes: Axes = figure.add_subplot()
+    figure, axes = _axes((5, 5) if paths.shape[-1] > 1 else (6, 4))
     shades = _array((measures[0].normalise().weights * paths.shape[1]).clamp(0.15, 1))
-    for k in range(paths.shape[1]):
-        x = _array(times) if paths.shape[-1] == 1 else paths[:, k, 0]
-        axes.plot(x, paths[:, k, -1 if paths.shape[-1] == 1 else 1], color=BLUE, lw=0.7,
-                  alpha=0.6 * float(shades[k]))  # fmt: skip
-    if paths.shape[-1] == 1:
+    on_the_line = paths.shape[-1] == 1
+    for k, shade in enumerate(shades.tolist()):
+        x, y = (_array(times), paths[:, k, 0]) if on_the_line else paths[:, k, :2].T
+        axes.plot(x, y, color=BLUE, lw=0.7, alpha=0.6 * shade)
+    if on_the_line:
         axes.set(xlabel="t", ylabel="x")
     else:
         axes.plot(*paths[0, :, :2].T, ".", color=GREY, ms=3, label=f"t = {times[0].item():g}")
@@ -180,10 +177,9 @@ def animate(
     if Path(file).suffix.lower() != ".gif":
         raise ValueError(f"An animation is a GIF: name the file `*.gif`, got {str(file)!r}.")
     paths = _paths(measures)
-    figure = _figure((4, 4))
+    figure, axes = _axes((4, 4))
     from matplotlib.animation import FuncAnimation, PillowWriter
 
-    axes: Axes = figure.add_subplot()
     flat = paths[..., :2] if paths.shape[-1] > 1 else paths.repeat(2, -1) * (1, 0)
     low, high = flat.min((0, 1)), flat.max((0, 1))
     pad = 0.05 * (high - low).max() + 1e-9
@@ -210,8 +206,7 @@ def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: fl
         errors: one error for each size.
         expected: the predicted slope.
     """
-    figure = _figure((5, 4))
-    axes: Axes = figure.add_subplot()
+    figure, axes = _axes((5, 4))
     line = [errors[0] * (n / sizes[0]) ** expected for n in sizes]
     axes.loglog(sizes, line, "--", color=GREY, label=f"slope {expected:g}")
     axes.loglog(sizes, errors, "o-", color=BLUE, label="measured")
@@ -257,3 +252,9 @@ def _figure(size: tuple[float, float]) -> Figure:
     except ImportError as error:
         raise ImportError("Pictures need matplotlib: `pip install matplotlib`.") from error
     return Figure(figsize=size, dpi=120)
+
+
+def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes."""
+    figure = _figure(size)
+    return figure, figure.add_subplot()

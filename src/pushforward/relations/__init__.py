@@ -5,18 +5,15 @@ consists of scores and two potentials, and only `matrix()` forms a matrix. A typ
 methods that make sense for it; conversions are explicit. A normaliser makes a relation of scores.
 """
 
-from ._joint import Joint as Joint
-from ._masses import Masses as Masses, Signed as Signed
-from ._normalisers import (
-    Bilinear as Bilinear,
-    DualSoftmax as DualSoftmax,
-    Exponential as Exponential,
-    Hardmax as Hardmax,
-    Normaliser as Normaliser,
-    Sigmoid as Sigmoid,
-    Softmax as Softmax,
-)
-from ._probabilities import Conditional as Conditional, Coupling as Coupling
-from ._relate import relate as relate
-from ._relation import Relation as Relation
-from ._sinkhorn import Exact as Exact, Sinkhorn as Sinkhorn
+from ._masses import Joint, Masses, Signed
+from ._normalisers import Bilinear, DualSoftmax, Exponential, Hardmax, Normaliser, Sigmoid, Softmax
+from ._probabilities import Conditional, Coupling
+from ._relate import relate
+from ._relation import Relation
+from ._sinkhorn import Exact, Sinkhorn
+
+__all__ = [
+    "Bilinear", "Conditional", "Coupling", "DualSoftmax", "Exact", "Exponential", "Hardmax",
+    "Joint", "Masses", "Normaliser", "Relation", "Sigmoid", "Signed", "Sinkhorn", "Softmax",
+    "relate",
+]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..affinities import Scores, TileScores
-from ._joint import weights_or_ones
-from ._masses import Masses, Signed
+from ._masses import Masses, Signed, weights_or_ones
 from ._probabilities import Conditional
 from ._relation import Relation
 
@@ -39,9 +39,11 @@ class Normaliser(ABC):
     """
 
     needs_query_measure: ClassVar[bool] = False
-    """Whether the relation depends on the weights of the queries, not only on single queries."""
+    """Whether all queries and their weights are needed to relate one of them to the keys. False
+    for softmax, which treats each query alone; True for Sinkhorn, whose columns are sums over the
+    queries."""
     any_query: ClassVar[bool] = True
-    """Whether the relation can be evaluated at queries that are no atoms."""
+    """Whether its relations can be evaluated at new queries, by `Relation.at`."""
     takes_start: ClassVar[bool] = False
     """Whether it iterates, and can start from a given potential."""
     to_tolerance: bool = False
@@ -85,8 +87,7 @@ class Softmax(Normaliser):
     def relate(
         self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
     ) -> Conditional:
-        extension = lambda others, log_a: self.relate(others, log_a, log_b)
-        return Conditional(scores, log_b, None, extension=extension)
+        return Conditional(scores, log_b, None, extension=partial(self.relate, log_b=log_b))
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,12 @@ class DualSoftmax(Normaliser):
     ) -> Masses:
         if log_a is None:
             raise ValueError("DualSoftmax needs the weights of the queries, got None.")
-        g = -scores.over_queries(log_a)
+        return self._masses(scores, log_a, log_b, -scores.over_queries(log_a))
 
-        def extension(scores: Scores, log_a: Tensor | None) -> Masses:
-            log_a = weights_or_ones(log_a, log_b, scores.shape)
-            f = -scores.over_keys(log_b)
-            return Masses(scores.scaled(2), log_b, g, log_a, f, extension=extension)
-
-        return extension(scores, log_a)
+    def _masses(self, scores: Scores, log_a: Tensor | None, log_b: Tensor, g: Tensor) -> Masses:
+        f, log_a = -scores.over_keys(log_b), weights_or_ones(log_a, log_b, scores.shape)
+        extension = partial(self._masses, log_b=log_b, g=g)
+        return Masses(scores.scaled(2), log_b, g, log_a, f, extension=extension)
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,8 @@ class Bilinear(Normaliser):
     def relate(
         self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
     ) -> Signed:
-        extension = lambda others, log_a: self.relate(others, log_a, log_b)
         log_a = weights_or_ones(log_a, log_b, scores.shape)
-        return Signed(scores, log_b, None, log_a, extension=extension)
+        return Signed(scores, log_b, None, log_a, extension=partial(self.relate, log_b=log_b))
 
 
 @dataclass(frozen=True)
@@ -172,8 +170,8 @@ class Hardmax(Normaliser):
     def relate(
         self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
     ) -> Conditional:
-        extension = lambda others, log_a: self.relate(others, log_a, log_b)
         highest = TileScores.highest(scores, log_b > -torch.inf)
+        extension = partial(self.relate, log_b=log_b)
         return Conditional(highest, log_b, None, costs=scores.detach(), extension=extension)
 
 
@@ -187,8 +185,5 @@ def _density(
     """Masses with a given density, in logarithms: both potentials are zero."""
     f = log_b.new_zeros(()).expand(density.shape[:-1])
     log_a = weights_or_ones(log_a, log_b, density.shape)
-
-    def extension(scores: Scores, log_a: Tensor | None) -> Relation:
-        return normaliser.relate(scores, log_a, log_b)
-
+    extension = partial(normaliser.relate, log_b=log_b)
     return Masses(density, log_b, None, log_a, f, costs=costs, extension=extension)

@@ -15,7 +15,7 @@ from .._tools.precision import safe_log, safe_softmax, widen
 from ..affinities import Scores, TileScores
 from ..measures import Measure
 from ..sinkhorn import Problem, centre, tilted
-from ._joint import Joint, Mass
+from ._masses import Joint, Mass
 from ._relation import TOL, Relation, aligned_weights, draw, precise_scores
 
 if TYPE_CHECKING:
@@ -171,11 +171,10 @@ class Coupling(Joint):
     def residual(self) -> Mass:
         r"""The larger of the two marginal errors $\sum|\cdot|$, measured on this object."""
         with torch.no_grad():
-            pairs = zip(
-                replace(self, dtype=None).marginals(), (self.log_a, self.log_b), strict=True
-            )
-            errors = [(mass - logs.exp()).abs().sum(-1) for mass, logs in pairs]
-            return torch.maximum(*torch.broadcast_tensors(*errors))
+            rows, columns = replace(self, dtype=None).marginals()
+            error_a = (rows - self.log_a.exp()).abs().sum(-1)
+            error_b = (columns - self.log_b.exp()).abs().sum(-1)
+            return torch.maximum(error_a, error_b)
 
     @property
     def converged(self) -> Bool[Tensor, "*b"]:
@@ -236,7 +235,5 @@ def _masses(matrix: Tensor) -> Tensor:
 
 def _ratio(masses: Tensor, reference: Tensor) -> Tensor:
     """The logarithm of masses over a reference, minus infinity where there are none."""
-    none = masses == 0
-    return (safe_log(masses) - reference.masked_fill(reference == -torch.inf, 0)).masked_fill(
-        none, -torch.inf
-    )
+    logs = safe_log(masses) - reference.masked_fill(reference == -torch.inf, 0)
+    return logs.masked_fill(masses == 0, -torch.inf)

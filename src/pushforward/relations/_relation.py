@@ -32,8 +32,9 @@ class Relation(ABC):
         log_b: log-weights of the keys, normalised.
         g: the potential on the keys, None for zero.
         dtype: of results, where computations are in a wider one; None for theirs.
-        costs: scores whose negative, times their unit, is the cost of a pair, where `scores` are
-            not: a `Sigmoid` changes its scores, an `Exact` plan replaces them.
+        costs: the affinity $A$ that `cost()` integrates, where `scores` are another function: the
+            logarithm of a sigmoid of $A$ for `Sigmoid`, of the density of a plan for `Exact`.
+            None where `scores` are $A$ itself.
         extension: makes the same relation at other queries, None where it relates atoms only.
     """
 
@@ -105,9 +106,10 @@ class Relation(ABC):
 
     def __getitem__(self, index: Any) -> Relation:
         """Some relations of a batch, such as one head."""
-        batch = self.shape[:-2]
+        batch, index = self.shape[:-2], index if isinstance(index, tuple) else (index,)
         torch.empty(batch)[index]  # raises IndexError here if the batch has fewer axes
-        some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[index]
+        each = (*index, slice(None))  # so that `...` means axes of the batch alone
+        some = lambda t: None if t is None else t.expand(*batch, t.shape[-1])[each]
         changed: dict[str, Any] = {"scores": self.scores.at(index), "extension": None}
         if self.costs is not None:
             changed["costs"] = self.costs.at(index)

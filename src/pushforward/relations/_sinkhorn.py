@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_number, holds
 from .._tools.exact import assignment, transport
 from .._tools.warn import warn
 from ..affinities import Scores, TileScores
-from ..sinkhorn import (
-    Problem,
-    Settings,
-    alternate,
-    diagnose,
-    differentiable,
-    rebalanced,
-    solve,
-)
-from ._joint import weights_or_ones
-from ._masses import Masses
+from ..sinkhorn import Problem, Settings, alternate, diagnose, differentiable, rebalanced, solve
+from ._masses import Masses, weights_or_ones
 from ._normalisers import Normaliser
 from ._probabilities import Coupling
 from ._relation import TOL, precise_scores
@@ -115,12 +106,7 @@ class Sinkhorn(Normaliser):
         return TOL if self.tol is None else self.tol
 
     def relate(
-        self,
-        scores: Scores,
-        log_a: Float[Tensor, "*#b m"] | None,
-        log_b: Float[Tensor, "*#b n"],
-        *,
-        start: Float[Tensor, "*#b n"] | None = None,
+        self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None
     ) -> Coupling | Masses:
         if log_a is None:
             raise ValueError("Sinkhorn needs the weights of the queries, got None.")
@@ -163,14 +149,7 @@ class Sinkhorn(Normaliser):
         self, scores: Scores, problem: Problem, g: Tensor, steps: int, dtype: torch.dtype
     ) -> Coupling | Masses:
         """The plan of a potential on the keys: $f$ follows by half a step."""
-
-        def extension(others: Scores, log_a: Tensor | None) -> Coupling | Masses:
-            dtype = others.dtype
-            others = others if dtype == g.dtype else others.to(g.dtype)
-            log_a = weights_or_ones(log_a, problem.log_b, others.shape)
-            there = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
-            return self._plan(others, there, g, steps, dtype)
-
+        extension = partial(self._elsewhere, problem=problem, g=g, steps=steps)
         log_a, log_b, parts = problem.log_a, problem.log_b, problem.parts
         if self.balanced:  # f normalises the rows: it need not be kept
             return Coupling(
@@ -182,6 +161,15 @@ class Sinkhorn(Normaliser):
             scores, log_b, g, log_a, f, steps, self._tol, parts,
             slack=problem.slack, dtype=dtype, extension=extension,
         )  # fmt: skip
+
+    def _elsewhere(
+        self, scores: Scores, log_a: Tensor | None, problem: Problem, g: Tensor, steps: int
+    ) -> Coupling | Masses:
+        """The plan of the same potential on the keys, with other queries."""
+        log_a = weights_or_ones(log_a, problem.log_b, scores.shape)
+        problem = replace(problem, log_a=_as(log_a, g.dtype), parts=None)
+        others = scores if scores.dtype == g.dtype else scores.to(g.dtype)
+        return self._plan(others, problem, g, steps, scores.dtype)
 
     def _warn(self, residual: float, steps: int, scores: Scores) -> None:
         hint = "Raise `max_steps`, `tol` or the temperature (`eps`, or a smaller scale)"
@@ -240,10 +228,8 @@ def _as(logs: Tensor, dtype: torch.dtype) -> Tensor:
 def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
     """Scores whose allowed pairs can all carry mass, and the connected parts of their pattern."""
     forbidden = scores.forbidden
-    if forbidden is None or holds(~forbidden.any()):
-        return scores, problem
-    if not problem.balanced:
-        return scores, problem  # marginals are not prescribed: every pattern is feasible
+    if forbidden is None or not problem.balanced or holds(~forbidden.any()):
+        return scores, problem  # where marginals are not prescribed, every pattern is feasible
     pattern = diagnose(~forbidden, problem.log_a, problem.log_b)
     if pattern.deficit > 0:
         raise ValueError(
@@ -267,25 +253,19 @@ def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
 
 
 def _exact_plan(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> Tensor:
-    """A coupling of least cost, of NumPy arrays."""
+    """A coupling of least cost: an assignment where atoms have equal weights, or a transport."""
     forbidden = np.isposinf(cost)
     finite = cost[np.isfinite(cost)]
     cost = np.where(forbidden, 1 + len(cost) * np.ptp(finite) + finite.max(), cost)
-    plan = _least_cost(cost, a, b)
+    n = len(a)
+    if len(b) == n and all(np.allclose(w, 1 / n, rtol=1e-6, atol=0) for w in (a, b)):
+        plan = np.zeros_like(cost)
+        plan[np.arange(n), assignment(cost)] = a
+    else:
+        plan = transport(a, b, cost).masses
     if plan[forbidden].sum() > 1e-12:
         raise ValueError(
             "No coupling of these marginals lives on the allowed pairs. Allow more pairs, or give "
             "other marginals."
         )
     return torch.from_numpy(plan)
-
-
-def _least_cost(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """By assignment where atoms are equal, by a transport problem elsewhere."""
-    n = len(a)
-    equal = len(b) == n and all(np.allclose(w, 1 / n, rtol=1e-6, atol=0) for w in (a, b))
-    if not equal:
-        return transport(a, b, cost).masses
-    plan = np.zeros_like(cost)
-    plan[np.arange(n), assignment(cost)] = a
-    return plan

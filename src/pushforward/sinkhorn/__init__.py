@@ -5,17 +5,16 @@ A `Problem` is a pair of marginals. `alternate` takes some steps, `solve` goes t
 carry mass. `doubly_stochastic` scales many small matrices at once.
 """
 
-from ._extrapolate import PotentialHistory as PotentialHistory, Starts as Starts
-from ._gradients import differentiable as differentiable
-from ._masks import diagnose as diagnose
-from ._problem import (
-    Problem as Problem,
-    centre as centre,
-    integral as integral,
-    rebalanced as rebalanced,
-    tilted as tilted,
-)
-from ._small import DoublyStochastic as DoublyStochastic, doubly_stochastic as doubly_stochastic
-from ._solve import Settings as Settings, solve as solve
-from ._steps import alternate as alternate
-from ._stored import StoredKernel as StoredKernel
+from ._extrapolate import PotentialHistory, Starts
+from ._gradients import differentiable
+from ._masks import diagnose
+from ._problem import Problem, alternate, centre, integral, rebalanced, tilted
+from ._small import DoublyStochastic, doubly_stochastic
+from ._solve import Settings, solve
+from ._stored import StoredKernel
+
+__all__ = [
+    "DoublyStochastic", "PotentialHistory", "Problem", "Settings", "Starts", "StoredKernel",
+    "alternate", "centre", "diagnose", "differentiable", "doubly_stochastic", "integral",
+    "rebalanced", "solve", "tilted",
+]  # fmt: skip

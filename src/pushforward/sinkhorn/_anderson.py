@@ -9,14 +9,12 @@ $$g_{k+1}=F(g_k)-\sum_ic_i\,\Delta F_i,\qquad
 where $\Delta F_i=F(g_{i+1})-F(g_i)$ and $\Delta r_i=r_{i+1}-r_i$.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ..affinities import Kernel
-from ._problem import Problem, integral
-from ._steps import Point, step
+from ._problem import Point, Problem, integral, step
+from ._stored import KernelCache
 
 ROUNDING = 4
 """Units in the last place that rounding may take from a dual value."""
@@ -26,15 +24,7 @@ RIDGE = 1e3
 
 
 def anderson_cycle(
-    kernel: Kernel,
-    problem: Problem,
-    g: Tensor,
-    best: Point | None,
-    *,
-    steps: int,
-    tol: float,
-    kernel_rounding: float,
-    covers: Callable[[Point], bool],
+    kernel: Kernel, cache: KernelCache, g: Tensor, best: Point | None, steps: int
 ) -> tuple[Point, Tensor, int]:
     """One cycle of Anderson mixing: the best point, the potential to go on from, the steps taken.
 
@@ -45,32 +35,29 @@ def anderson_cycle(
 
     Args:
         kernel: integrates $e^A$.
-        problem: the two marginals.
+        cache: where it comes from: the marginals, the tolerance, and where it is accurate.
         g: the potential to start from.
         best: the best point so far, None at the very first step.
         steps: the most steps to take.
-        tol: marginal error at which to stop.
-        kernel_rounding: relative rounding error of the integrals of the kernel.
-        covers: whether the kernel is accurate at a point.
     """
-    weights = problem.log_b.exp()
+    problem, tol, weights = cache.problem, cache.inner_tol, cache.problem.log_b.exp()
     delta_images: list[Tensor] = []
     delta_residuals: list[Tensor] = []
     on_cpu, taken, met = g.device.type == "cpu", 0, False
     if best is None:
         best = step(kernel, problem, g)
-        if on_cpu and not covers(best):
+        if on_cpu and not cache.covers(best):
             return best, g, 0
         g, taken, met = best.image, 1, on_cpu and _meets(best, tol)
     while taken < steps and not met:
         new = step(kernel, problem, g)
-        if on_cpu and not covers(new):
+        if on_cpu and not cache.covers(new):
             break
         taken += 1
         # The safeguard. A plain step never lowers the dual value, a mixed one may. Where it did,
         # the new point and the whole history are dropped, and the next point is the plain image
         # of the best one: the dual value never falls, so the iteration cannot diverge.
-        rejected = _is_worse(new, best, problem, kernel_rounding)
+        rejected = _is_worse(new, best, problem, cache.rounding)
         reset = rejected[..., None]
         delta_images.append(new.image - best.image)
         delta_residuals.append(new.residual - best.residual)

@@ -23,8 +23,7 @@ from torch import Tensor
 from .._tools.once import refuse_second_derivative
 from .._tools.warn import warn
 from ..affinities import Scores
-from ._problem import Problem, tilted
-from ._steps import CHECK_EVERY
+from ._problem import CHECK_EVERY, Problem, tilted
 from ._stored import stored_at
 
 MAX_STEPS = 2000
@@ -36,13 +35,9 @@ Linear = Callable[[Tensor], Tensor]
 def differentiable(
     scores: Scores, problem: Problem, g: Tensor, memory: int | None = None
 ) -> Tensor:
-    """The potential `g` of a fixed point, with its gradients in scores and weights.
+    """The solution `g` on the keys, with its gradients in the scores and the marginals.
 
-    Args:
-        scores: the scores $A$, with their graph.
-        problem: the two marginals, with their graph.
-        g: the solution on the keys.
-        memory: bytes that a stored kernel may take in the backward pass, as in `Settings`.
+    `memory` are the bytes that a stored kernel may take in the backward pass, as in `Settings`.
     """
     g = g.detach()
     inputs = (scores.tile(slice(0, 1)), problem.log_a, problem.log_b)
@@ -51,8 +46,7 @@ def differentiable(
     r = scores.over_keys(tilted(problem.log_b, g))
     f = -problem.damping[0] * r.detach()
     c = scores.over_queries(tilted(problem.log_a, f))
-    potentials = f, g
-    adjoint = lambda grad: _adjoint(scores.detach(), problem.detach(), potentials, grad, memory)
+    adjoint = lambda grad: _adjoint(scores.detach(), problem.detach(), f, g, grad, memory)
     return _Implicit.apply(r, c, g, adjoint)
 
 
@@ -63,7 +57,6 @@ class _Implicit(torch.autograd.Function):
     def forward(
         ctx: Any, r: Tensor, c: Tensor, g: Tensor, adjoint: Callable[[Tensor], tuple]
     ) -> Tensor:
-        """The potential itself."""
         ctx.adjoint = adjoint
         return g.clone()
 
@@ -78,14 +71,9 @@ class _Implicit(torch.autograd.Function):
 
 
 def _adjoint(
-    scores: Scores,
-    problem: Problem,
-    potentials: tuple[Tensor, Tensor],
-    grad: Tensor,
-    memory: int | None,
+    scores: Scores, problem: Problem, f: Tensor, g: Tensor, grad: Tensor, memory: int | None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `r` and `c` for the gradient `grad` of the potential."""
-    f, g = potentials
     log_bg, log_af = tilted(problem.log_b, g), tilted(problem.log_a, f)
     tau_a, tau_b = problem.damping
     kernel = stored_at(scores, problem, f, g, memory)

@@ -7,7 +7,6 @@ the pairs that can carry mass (Sinkhorn and Knopp 1967, for uniform marginals).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,18 +39,12 @@ class Pattern:
 def diagnose(
     allowed: Bool[Tensor, "*#b m n"], log_a: Float[Tensor, "*b m"], log_b: Float[Tensor, "*b n"]
 ) -> Pattern:
-    """Support, total support and components of a pattern.
-
-    Args:
-        allowed: the allowed pairs.
-        log_a: log-weights of the queries, normalised.
-        log_b: log-weights of the keys, normalised.
-    """
+    """Support, total support and components of a pattern, for normalised log-weights."""
     batch = torch.broadcast_shapes(allowed.shape[:-2], log_a.shape[:-1], log_b.shape[:-1])
     allowed = allowed.expand(*batch, *allowed.shape[-2:])
     a, b = (logs.detach().double().exp().expand(*batch, logs.shape[-1]) for logs in (log_a, log_b))
     flatten = lambda t, axes: t.reshape(-1, *t.shape[-axes:]).cpu()
-    known: dict[tuple[bytes, ...], _One] = {}  # the elements of a batch often share one pattern
+    known: dict[tuple[bytes, ...], tuple] = {}  # the elements of a batch often share one pattern
     answers = []
     for pattern, x, y in zip(flatten(allowed, 2), flatten(a, 1), flatten(b, 1), strict=True):
         key = tuple(t.numpy().tobytes() for t in (pattern, x, y))
@@ -59,28 +52,18 @@ def diagnose(
             known[key] = _diagnose_one(pattern.numpy(), x.numpy(), y.numpy())
         answers.append(known[key])
 
-    def batched(arrays: list[np.ndarray]) -> Tensor:
+    def batched(arrays: tuple[np.ndarray, ...]) -> Tensor:
         stacked = torch.stack([torch.as_tensor(x) for x in arrays]).to(allowed.device)
         return stacked.reshape(*batch, *stacked.shape[1:])
 
-    return Pattern(
-        max(one.deficit for one in answers),
-        batched([one.idle for one in answers]),
-        (batched([one.parts_a for one in answers]), batched([one.parts_b for one in answers])),
-    )
+    deficits, idle, parts_a, parts_b = zip(*answers, strict=True)
+    return Pattern(max(deficits), batched(idle), (batched(parts_a), batched(parts_b)))
 
 
-class _One(NamedTuple):
-    """The answer for one pattern, in NumPy."""
-
-    deficit: float
-    idle: np.ndarray
-    parts_a: np.ndarray
-    parts_b: np.ndarray
-
-
-def _diagnose_one(allowed: np.ndarray, a: np.ndarray, b: np.ndarray) -> _One:
-    """Deficit, idle pairs and components of one pattern.
+def _diagnose_one(
+    allowed: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+    """Deficit, idle pairs and the components of queries and of keys, for one pattern.
 
     A transport problem with cost 1 on forbidden pairs gives a plan that uses as few of them as
     possible. If it uses none, mass can be moved onto another allowed pair exactly if the pair lies
@@ -101,7 +84,7 @@ def _diagnose_one(allowed: np.ndarray, a: np.ndarray, b: np.ndarray) -> _One:
     plan = transport(x, y, cost).masses
     deficit = float((plan * cost).sum())
     if deficit > ROUNDING:
-        return _One(deficit, idle, parts_a, parts_b)
+        return deficit, idle, parts_a, parts_b
     used = csr_array((plan > ROUNDING * np.minimum(x[:, None], y[None, :])) & live)
     graph = bmat([[None, csr_array(live)], [used.T, None]], format="csr")
     _, component = connected_components(graph, connection="strong")
@@ -109,4 +92,4 @@ def _diagnose_one(allowed: np.ndarray, a: np.ndarray, b: np.ndarray) -> _One:
     idle[np.ix_(rows, columns)] = live & (of_rows[:, None] != of_columns[None, :])
     _, labels = np.unique(component, return_inverse=True)
     parts_a[rows], parts_b[columns] = labels[: len(x)], labels[len(x) :]
-    return _One(0.0, idle, parts_a, parts_b)
+    return 0.0, idle, parts_a, parts_b

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.checks import check_tensor
+from .._tools.checks import check_floating
 from .._tools.once import refuse_second_derivative
 from .._tools.precision import full_precision, widen
 
@@ -94,11 +94,7 @@ def doubly_stochastic(
 
 
 def _check(logits: Tensor, tol: float, max_steps: int) -> None:
-    check_tensor("logits", logits)
-    if not logits.is_floating_point():
-        raise ValueError(
-            f"`logits` must be floating point, got {logits.dtype}. Convert with `logits.float()`."
-        )
+    check_floating("logits", logits, "(..., n, n)", 0)
     if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or logits.shape[-1] == 0:
         raise ValueError(
             f"`logits` must be square matrices of shape (..., n, n), got {tuple(logits.shape)}. "
@@ -117,7 +113,6 @@ class _Scaling(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, tol: float, max_steps: int
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Scale, and keep the matrices for the gradient."""
         matrix, residual, converged, steps = _scale(logits, tol, max_steps)
         ctx.save_for_backward(matrix)
         ctx.mark_non_differentiable(residual, converged)
@@ -270,18 +265,13 @@ def _newton(P: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, int]
         # Full Newton steps first, which are fastest near the solution. Matrices that are not done
         # after some of them get damped steps, which always descend.
         if step >= NEWTON_STEPS // 2:
-            x = x * _damping(x)
+            # Along x the dual h has |h'''| <= s h'', s the spread of x, and h'(0) <= -h''(0), so
+            # that h'(t) <= h''(0) ((exp(st) - 1) / s - 1) <= 0 up to t = log(1 + s) / s.
+            spread = x.amax(0) - x.amin(0)
+            x = x * torch.where(spread > 0, spread.log1p() / spread, 1)
         # A Sinkhorn step after each Newton step is cheap and never increases h.
         _sinkhorn_step(_normalise_rows(P.mul_((x - x.amax(0)).exp_())))
     return matrix, residual, step
-
-
-def _damping(x: Tensor) -> Tensor:
-    """A length of the Newton step `x` for which the dual is sure to descend."""
-    # Along x the dual h has |h'''| <= s h'' for the spread s of x, and h'(0) <= -h''(0), so that
-    # h'(t) <= h''(0) ((exp(st) - 1) / s - 1) <= 0 up to t = log(1 + s) / s: a step that descends.
-    spread = x.amax(0) - x.amin(0)
-    return torch.where(spread > 0, spread.log1p() / spread, 1)
 
 
 def _solve_laplacian(P: Tensor, b: Tensor, limit: float) -> Tensor:

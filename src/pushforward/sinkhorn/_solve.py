@@ -1,7 +1,11 @@
 r"""Sinkhorn to a tolerance: the outer loop.
 
-A start near the solution (`_starts`), then cycles of Anderson mixing (`_anderson`) on a kernel
-that is kept in memory where it fits (`_stored`), until the marginal error is below the tolerance.
+A start near the solution, then cycles of Anderson mixing (`_anderson`) on a kernel that is kept in
+memory where it fits (`_stored`), until the marginal error is below the tolerance.
+
+Started from zero at a small temperature, Sinkhorn needs a number of steps that grows like the
+range of the scores. Two starts bring that down to a few: lower the temperature step by step, or
+solve for a sample first.
 """
 
 from __future__ import annotations
@@ -12,12 +16,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..affinities import Kernel, Scores
+from ..affinities import Kernel, PointScores, Scores
 from ._anderson import anderson_cycle
-from ._problem import Problem, integral
-from ._starts import WIDE, annealed, draw_sample, is_large, score_range
-from ._steps import CHECK_EVERY, Point, alternate, step
+from ._problem import CHECK_EVERY, Point, Problem, alternate, integral, step
 from ._stored import KernelCache
+
+WIDE = 512
+"""Scores whose range is smaller need no special start."""
+
+SAMPLE = 1024
+"""Points of a sample. Clouds of at least twice as many start from the potential of a sample."""
 
 SAMPLE_TOL = 1e-2
 """Marginal error to which a sample is solved: it is only a start."""
@@ -75,6 +83,7 @@ def solve(
         g = g - integral(g, problem.log_b)[..., None]
     cache = KernelCache(scores, problem, settings.tol, settings.memory)
     best: Point | None = None
+    accelerate = settings.accelerate
     while True:
         count = max(1, min(_cycle_length(start, steps), settings.max_steps - steps))
         # The first step from a given start is taken on the scores themselves: if the start is
@@ -82,11 +91,11 @@ def solve(
         first_look = start is not None and best is None
         # No name for the kernel here: it must be released before the next one is stored.
         point, after, taken = _advance(
-            cache.exact() if first_look else cache.at(g), cache, g, best, count, settings
+            cache.exact() if first_look else cache.at(g), cache, g, best, count, accelerate
         )
         if taken == 0 or not cache.covers(point):
             # The stored kernel is useless this far away: one exact step, then it is stored anew.
-            point, after, taken = _advance(cache.exact(), cache, g, best, 1, settings)
+            point, after, taken = _advance(cache.exact(), cache, g, best, 1, accelerate)
         best, g, steps = point, after, steps + taken
         met = bool((best.marginal_error <= cache.inner_tol).all())
         spent = steps >= settings.max_steps
@@ -107,22 +116,14 @@ def _cycle_length(start: Tensor | None, steps: int) -> int:
 
 
 def _advance(
-    kernel: Kernel,
-    cache: KernelCache,
-    g: Tensor,
-    best: Point | None,
-    steps: int,
-    settings: Settings,
+    kernel: Kernel, cache: KernelCache, g: Tensor, best: Point | None, steps: int, accelerate: bool
 ) -> tuple[Point, Tensor, int]:
     """Some steps from `g`: the best point, the potential to go on from, the steps taken.
 
     It takes no step at all if the kernel does not cover the first one.
     """
-    if settings.accelerate:
-        return anderson_cycle(
-            kernel, cache.problem, g, best, steps=steps, tol=cache.inner_tol,
-            kernel_rounding=cache.rounding, covers=cache.covers,
-        )  # fmt: skip
+    if accelerate:
+        return anderson_cycle(kernel, cache, g, best, steps)
     point = step(kernel, cache.problem, alternate(kernel, cache.problem, g, steps - 1))
     return point, point.image, steps
 
@@ -130,10 +131,55 @@ def _advance(
 def _start(scores: Scores, problem: Problem, settings: Settings) -> tuple[Tensor, int]:
     """A potential near the solution, and the full-size steps that it took."""
     zero = torch.zeros_like(problem.log_b)
-    if not settings.anneal or not WIDE < score_range(scores) < math.inf:
+    if not settings.anneal or not WIDE < _score_range(scores) < math.inf:
         return zero, 0
-    if is_large(scores):
-        sample = draw_sample(scores, problem)
+    if isinstance(scores, PointScores) and min(scores.shape[-2:]) >= 2 * SAMPLE:
+        sample, to_all_keys, marginals = _sampled(scores, problem)
         rough = replace(settings, tol=max(settings.tol, SAMPLE_TOL), max_steps=10 * CHECK_EVERY)
-        return sample.extend(solve(sample.scores, sample.problem, rough).g), 0
-    return annealed(scores, problem, settings.max_steps)
+        f = marginals.rows(sample, solve(sample, marginals, rough).g)
+        return marginals.columns(to_all_keys, f), 0  # half-steps are defined off the sample too
+    return _annealed(scores, problem, settings.max_steps)
+
+
+def _score_range(scores: Scores) -> float:
+    """The largest difference of two scores, at most."""
+    return 2 * float(scores.size())
+
+
+def _annealed(scores: Scores, problem: Problem, max_steps: int) -> tuple[Tensor, int]:
+    r"""The potential after annealing, and the steps it took.
+
+    The temperature falls by factors of four from the range of the scores to 1, with two plain
+    steps each. $\varepsilon g$ is what changes little between two temperatures, so $g$ is scaled
+    up by the same factor. Nothing is done if it would take more than half of `max_steps`.
+    """
+    g, steps = torch.zeros_like(problem.log_b), 0
+    temperature = _score_range(scores)
+    if 2 * math.ceil(math.log(temperature, 4)) > max_steps / 2:
+        return g, steps
+    while temperature > 1:
+        hot = scores.scaled(1 / temperature)
+        g = alternate(hot, problem.at_temperature(temperature), g, 2)
+        lower = max(temperature / 4, 1.0)
+        g, temperature, steps = g * (temperature / lower), lower, steps + 2
+    return g, steps
+
+
+def _sampled(scores: PointScores, problem: Problem) -> tuple[PointScores, PointScores, Problem]:
+    """Scores of sampled queries with sampled keys, and with all keys; the samples' marginals.
+
+    Samples are quantiles of the clouds, the same in every run, and have equal weights.
+    """
+    queries, keys = (_systematic(logs, SAMPLE) for logs in (problem.log_a, problem.log_b))
+    equal = torch.full_like(queries, -math.log(SAMPLE), dtype=problem.log_b.dtype)
+    all_keys = torch.arange(scores.shape[-1], device=scores.device)
+    marginals = Problem(equal, equal, problem.slack)
+    return scores.pick(queries, keys), scores.pick(queries, all_keys), marginals
+
+
+def _systematic(logs: Tensor, size: int) -> Tensor:
+    """Indices of `size` atoms at equally spaced levels of the cumulative weights."""
+    levels = (torch.arange(size, device=logs.device, dtype=torch.float64) + 0.5) / size
+    cumulative = logs.double().exp().cumsum(-1)
+    levels = (levels * cumulative[..., -1:]).contiguous()
+    return torch.searchsorted(cumulative.contiguous(), levels).clamp_max(logs.shape[-1] - 1)

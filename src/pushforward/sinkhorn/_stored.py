@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.tiles import row_tiles
+from .._tools.types import Bias, Images, Values
 from ..affinities import Kernel, Scores
-from ._problem import Problem
-from ._steps import Point, step
+from ._problem import Point, Problem, step
 
 MEMORY = {"cpu": 1 << 30, "cuda": 1 << 33}
 """Bytes a stored kernel may take by default. Beyond, every step forms its scores again."""
@@ -90,17 +90,14 @@ class StoredKernel(Kernel):
 
     @property
     def T(self) -> StoredKernel:
-        """Queries and keys exchanged."""
         return StoredKernel(self.matrix.mT, self.g, self.f, self.careful)
 
-    def over_keys(self, bias: Float[Tensor, "*#b n"]) -> Float[Tensor, "*o m"]:
+    def over_keys(self, bias: Bias) -> Float[Tensor, "*o m"]:
         """One product."""
         weights, top = self._weights(bias)
         return self._times(weights).log() + top - self.f
 
-    def average(
-        self, v: Float[Tensor, "*#b n e"], bias: Float[Tensor, "*#b n"]
-    ) -> Float[Tensor, "*o m e"]:
+    def average(self, v: Values, bias: Bias) -> Images:
         """One product for each column of `v`; 0 for queries without a key."""
         weights, _ = self._weights(bias)
         mass = self._times(weights)
@@ -168,10 +165,8 @@ def stored_at(
     """The kernel at the potentials of a solution, in memory if it fits; else the scores."""
     if not _fits(scores, scores.dtype, memory):
         return scores
-    f, g = (
-        p.masked_fill(logs == -torch.inf, -torch.inf)
-        for p, logs in ((f, problem.log_a), (g, problem.log_b))
-    )
+    f = f.masked_fill(problem.log_a == -torch.inf, -torch.inf)
+    g = g.masked_fill(problem.log_b == -torch.inf, -torch.inf)
     kernel = StoredKernel.absorb(scores, f, g, scores.dtype)
     # At atoms with a tiny part of the mass the density may overflow.
     return kernel if bool(kernel.matrix.isfinite().all()) else scores
@@ -180,11 +175,7 @@ def stored_at(
 class KernelCache:
     """The kernel that the solver iterates on: stored near the current potential, or the scores.
 
-    Args:
-        scores: the scores themselves.
-        problem: the two marginals.
-        tol: the marginal error that the solver must reach.
-        memory: bytes the stored kernel may take; None for the default of the device.
+    `tol` is the marginal error that the solver must reach, `memory` as in `Settings`.
     """
 
     def __init__(self, scores: Scores, problem: Problem, tol: float, memory: int | None) -> None:

@@ -5,34 +5,26 @@ second-order systems, and layers that follow each other in time; and what a fiel
 subclasses (`Field`, `TimeDependent`).
 """
 
-from ._attention import SelfAttention as SelfAttention
+from ._attention import SelfAttention
 from ._field import (
-    Field as Field,
-    Layers as Layers,
-    Sum as Sum,
-    Tangent as Tangent,
-    TimeDependent as TimeDependent,
-    at_time as at_time,
-    is_second_order as is_second_order,
-    manifold_of as manifold_of,
-    of_transformer as of_transformer,
-    summands as summands,
+    Field,
+    Layers,
+    Sum,
+    Tangent,
+    TimeDependent,
+    at_time,
+    is_second_order,
+    manifold_of,
+    of_transformer,
+    summands,
 )
-from ._interactions import (
-    Kuramoto as Kuramoto,
-    Linear as Linear,
-    Pairwise as Pairwise,
-    by_rows as by_rows,
-)
-from ._manifolds import (
-    Euclidean as Euclidean,
-    Manifold as Manifold,
-    Sphere as Sphere,
-    Torus as Torus,
-    projection_lipschitz as projection_lipschitz,
-)
-from ._second_order import (
-    CuckerSmale as CuckerSmale,
-    SecondOrder as SecondOrder,
-    halves as halves,
-)
+from ._interactions import Kuramoto, Linear, Pairwise, by_rows
+from ._manifolds import Euclidean, Manifold, Sphere, Torus, projection_lipschitz
+from ._second_order import CuckerSmale, SecondOrder, halves
+
+__all__ = [
+    "CuckerSmale", "Euclidean", "Field", "Kuramoto", "Layers", "Linear", "Manifold", "Pairwise",
+    "SecondOrder", "SelfAttention", "Sphere", "Sum", "Tangent", "TimeDependent", "Torus",
+    "at_time", "by_rows", "halves", "is_second_order", "manifold_of", "of_transformer",
+    "projection_lipschitz", "summands",
+]  # fmt: skip
