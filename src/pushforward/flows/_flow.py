@@ -85,14 +85,6 @@ class Flow(Container):
         self.solver, self.gradients = solver, gradients
         self.dim, self.context_dim, self.out_dim = field.dim, field.context_dim, field.out_dim
 
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.field,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Flow:
-        (field,) = parts
-        choices = {"solver": self.solver, "gradients": self.gradients}
-        return Flow(field, t0=self.t0, t1=self.t1, **choices)  # type: ignore[arg-type]
-
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:

@@ -124,13 +124,6 @@ class _MeanField(Container):
         super().__init__()
         self.field, self.mean, self.cov = field, mean, cov
 
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.field,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> _MeanField:
-        (field,) = parts
-        return _MeanField(field, self.mean, self.cov)
-
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         M, c = _affine_map(mu.atoms)
         B, b = _on_gaussian(self.field, M @ self.mean + c, M @ self.cov @ M.mT)

@@ -15,6 +15,7 @@ from ._in_context import (
     InContextMap as InContextMap,
     advance as advance,
     relations_inside as relations_inside,
+    with_children as with_children,
     within as within,
 )
 from ._layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual

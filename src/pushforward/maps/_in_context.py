@@ -2,10 +2,11 @@ r"""In-context maps $\Gamma(\mu,x)$: what an author writes, and what every map t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import copy
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import singledispatch, wraps
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's wo
 _TOKENS = "Tokens become one with `pf.Measure(tokens)`."
 
 F = TypeVar("F", bound=Callable)
+M = TypeVar("M", bound=nn.Module)
 
 
 def within(starts: Starts | None, name: str) -> Starts | None:
@@ -268,21 +270,31 @@ class At(Transport):
 class Container(InContextMap, ABC):
     """An in-context map made of others, its parts.
 
-    An author writes `parts` and `with_parts`, beside `evaluate` or `condition`. What the map reads
-    and which relations it has inside follow from its parts.
+    The parts are the in-context maps among its attributes, also those in an `nn.ModuleList`. An
+    author writes `evaluate` or `condition`; what the map reads and which relations it has inside
+    follow from its parts.
     """
 
     sequential: ClassVar[bool] = False
     """Whether each part is applied to what the parts before made of context and queries; if not,
     every part sees the context of the whole."""
 
-    @abstractmethod
     def parts(self) -> Sequence[InContextMap]:
-        """The maps directly inside, in order."""
+        """The maps directly inside, in the order in which they were registered."""
+        return _maps_inside(self)
 
-    @abstractmethod
     def with_parts(self, parts: Sequence[InContextMap]) -> InContextMap:
-        """The same combination of other parts."""
+        """A copy with other parts between the same spaces; all else is shared."""
+        if len(parts) != len(self.parts()):
+            raise ValueError(f"Expected {len(self.parts())} parts, got {len(parts)}.")
+        others = iter(parts)
+
+        def change(module: nn.Module) -> nn.Module:
+            if isinstance(module, InContextMap):
+                return next(others)
+            return with_children(module, change)
+
+        return with_children(self, change)
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -298,6 +310,31 @@ class Container(InContextMap, ABC):
     def paired(self) -> bool:  # type: ignore[override]
         """Whether some part is."""
         return any(part.paired for part in self.parts())
+
+
+def _maps_inside(module: nn.Module) -> list[InContextMap]:
+    found: list[InContextMap] = []
+    for child in module._modules.values():  # `children()` leaves out a module that comes again
+        if isinstance(child, InContextMap):
+            found.append(child)
+        elif child is not None:
+            found += _maps_inside(child)
+    return found
+
+
+def with_children(module: M, change: Callable[[Any], Any]) -> M:
+    """A copy of a module whose children are changed; tensors and other attributes are shared.
+
+    Args:
+        module: the module.
+        change: what to make of each child.
+    """
+    new = copy.copy(module)
+    for kind in ("_parameters", "_buffers"):
+        new.__dict__[kind] = dict(getattr(module, kind))
+    children = {name: m if m is None else change(m) for name, m in module._modules.items()}
+    new.__dict__["_modules"] = children
+    return new
 
 
 @singledispatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -105,13 +105,6 @@ class Residual(Container):
             )
         self.gamma, self.step = gamma, step
         self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
-
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.gamma,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Residual:
-        (gamma,) = parts
-        return Residual(gamma, step=self.step)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import singledispatch
 from operator import is_
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from ...maps import (
     Residual,
     lipschitz_bound,
     relations_inside,
+    with_children,
     within,
 )
 from ...measures import Measure
@@ -171,13 +171,7 @@ class Sum(Container, Field):
 
     def __iter__(self) -> Iterator[InContextMap]:
         """The parts."""
-        return cast(Iterator[InContextMap], iter(self.fields))
-
-    def parts(self) -> Sequence[InContextMap]:
-        return tuple(self)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Sum:
-        return Sum(*parts)
+        return iter(self.parts())
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
@@ -221,13 +215,6 @@ class Tangent(Container, Field):
         _share_space(self, [field])
         check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
         self.field, self.manifold = field, manifold
-
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.field,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Tangent:
-        (field,) = parts
-        return Tangent(field, self.manifold)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
@@ -282,12 +269,6 @@ class Layers(TimeDependent, Container):
             )
         self.layers, self.t1 = nn.ModuleList(layers), t1
 
-    def parts(self) -> Sequence[InContextMap]:
-        return tuple(cast(Iterator[InContextMap], self.layers))
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Layers:
-        return Layers(parts, t1=self.t1)
-
     def at_time(self, t: float) -> InContextMap:
         layers = self.parts()
         position = min(max(t / self.t1 * len(layers), 0.0), len(layers) - 1.0)
@@ -303,7 +284,7 @@ class Layers(TimeDependent, Container):
 
 def _interpolated(a: InContextMap, b: InContextMap, weight: float) -> InContextMap:
     """A copy of `a` with tensors interpolated towards those of `b`, differentiable in both."""
-    new = _shallow_copy(a)
+    new = _copied(a)
     for here, there in zip(new.modules(), b.modules(), strict=True):
         for own, others in (
             (here._parameters, there._parameters),
@@ -315,14 +296,9 @@ def _interpolated(a: InContextMap, b: InContextMap, weight: float) -> InContextM
     return new
 
 
-def _shallow_copy(module: M) -> M:
-    """A copy of a module and the modules inside; tensors and other attributes are shared."""
-    new = copy.copy(module)
-    for kind in ("_parameters", "_buffers"):
-        new.__dict__[kind] = dict(getattr(module, kind))
-    children = {name: m and _shallow_copy(m) for name, m in module._modules.items()}
-    new.__dict__["_modules"] = children
-    return new
+def _copied(module: M) -> M:
+    """A copy of a module and the modules inside, which share their tensors."""
+    return with_children(module, _copied)
 
 
 def of_transformer(model: Composition) -> Sum:

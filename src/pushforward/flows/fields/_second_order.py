@@ -2,7 +2,7 @@ r"""Second-order systems $\dot x=v$, $\dot v=F$ on tokens $(x,v)$."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -38,13 +38,6 @@ class SecondOrder(Container, Field):
         super().__init__()
         check_kind("force", force, InContextMap, "Use `pf.fields.Pairwise(kernel)`, say.")
         self.force = force
-
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.force,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> SecondOrder:
-        (force,) = parts
-        return SecondOrder(force)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
