@@ -25,9 +25,4 @@ from ._solvers import (
     Solver as Solver,
 )
 from ._studies import Study as Study, depth_study as depth_study, token_study as token_study
-from .fields import (
-    Euclidean as Euclidean,
-    Manifold as Manifold,
-    Sphere as Sphere,
-    Torus as Torus,
-)
+from .fields import Euclidean as Euclidean, Manifold as Manifold, Sphere as Sphere, Torus as Torus

@@ -127,8 +127,7 @@ class Flow(Container):
             >>> G.path(pf.Measure(torch.ones(1, 1)), save=2).map(lambda mu: mu.atoms).flatten()
             tensor([1.0000, 0.6065, 0.3679])
         """
-        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
-        self._check(mu, mu.atoms, mu.times)
+        self._check(mu)
         dynamics, state = self._start(mu, queries)
         grid = self.solver.grid(self.t0, self.t1, _saved(save))
         alone = None if queries is None or self.solver.fixed_grid else dynamics.alone()
@@ -151,7 +150,7 @@ class Flow(Container):
         if not isinstance(queries, Measure):
             if queries is not None:
                 check_floating("queries", queries, "(..., m, d)", 2)
-                self._check(mu, queries, None)
+                self._check(mu, queries)
             dynamics = Characteristics(self.field, mu)
             return dynamics, dynamics.start(queries)
         self._check(mu, queries.atoms, queries.times)
@@ -225,13 +224,10 @@ def flow(
         t0: the beginning.
         t1: the end.
         solver: `RK4(steps=100)` by default.
-        save: how many measures to save beyond the first, evenly spaced, or their times; by default
-            the last one only.
-        queries: points that move with the context unseen, or a measure of them for fields that
-            relate two measures.
-        folder: where to write each saved measure as soon as it is reached, instead of keeping it
-            in memory. The same call continues an interrupted run and ends with the same bits;
-            gradients are lost.
+        save: how many measures to save beyond the first, evenly spaced, or their times.
+        queries: points, or a measure, that move with the context unseen.
+        folder: where to write the measures instead of keeping them in memory; the three are
+            explained at `Flow.path`.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(64, 2))
@@ -299,11 +295,10 @@ def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) ->
     fix = "A function of points becomes one with `pf.Pointwise(function)`."
     check_kind("field", field, InContextMap, fix)
     check_kind("solver", solver, Solver, "Use `pf.RK4(steps=100)`, say.")
-    check_kind(
-        "gradients", gradients, Gradients, "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
-    )
+    fix = "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
+    check_kind("gradients", gradients, Gradients, fix)
     name = type(solver).__name__
-    if gradients.needs_adjoint and not solver.has_adjoint:
+    if gradients.adjoint and solver.splits:
         raise TypeError(f"`{name}` has no continuous adjoint here. Use `Backprop()`.")
     if solver.splits and not summands(field):
         raise TypeError(

@@ -26,14 +26,12 @@ from ..sinkhorn import PotentialHistory
 from ._solvers import Grid, State
 
 FORMAT = "pushforward flow, version 1"
+CLOUDS = ("atoms", "queries")
+"""What the clouds of a state are called; there may be no queries."""
 
 
 class Snapshots(Sequence[Measure]):
-    """The measures in a folder, read when they are needed.
-
-    Args:
-        folder: the folder of a run.
-    """
+    """The measures in the folder of a run, read when they are needed."""
 
     def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = File(folder)
@@ -127,11 +125,9 @@ class Snapshots(Sequence[Measure]):
         """Save a state, and the potentials from which a resumed run continues."""
         from safetensors.torch import save
 
-        tensors = {"atoms": state[0], "log_weights": mu.log_weights}
+        tensors = dict(zip(CLOUDS, state, strict=False)) | {"log_weights": mu.log_weights}
         if mu.times is not None:
             tensors["token_times"] = mu.times
-        # The last cloud is that of the queries; clouds between are numbered from the end.
-        tensors |= {f"queries{k}" if k else "queries": x for k, x in enumerate(state[:0:-1])}
         moments: dict[str, list[float]] = {}
         for name, past in history.past.items():
             moments[name] = [t for t, _ in past]
@@ -146,12 +142,9 @@ class Snapshots(Sequence[Measure]):
         tensors, about = self.tensors(index, device), self._about(index)
         history.steps = int(about["steps"])
         for name, moments in json.loads(about["memory"]).items():
-            history.past[name] = [
-                (t, tensors[f"memory/{name}/{k}"]) for k, t in enumerate(moments)
-            ]
-        names = [n for n in tensors if n.startswith("queries")]
-        others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
-        return (tensors["atoms"], *others)
+            potentials = [tensors[f"memory/{name}/{k}"] for k in range(len(moments))]
+            history.past[name] = list(zip(moments, potentials, strict=True))
+        return tuple(tensors[name] for name in CLOUDS if name in tensors)
 
     def _about(self, index: int) -> dict[str, str]:
         """The metadata of a file."""

@@ -14,16 +14,13 @@ from ._in_context import (
     Container as Container,
     InContextMap as InContextMap,
     advance as advance,
+    for_each_context as for_each_context,
     relations_inside as relations_inside,
     with_children as with_children,
     within as within,
 )
 from ._layers import MLP as MLP, Pointwise as Pointwise, Residual as Residual
-from ._lipschitz import (
-    Lipschitz as Lipschitz,
-    lipschitz_bound as lipschitz_bound,
-    norm as norm,
-)
+from ._lipschitz import Lipschitz as Lipschitz, lipschitz_bound as lipschitz_bound, norm as norm
 from ._sequences import from_sequence_model as from_sequence_model
 from ._transformer import (
     Block as Block,

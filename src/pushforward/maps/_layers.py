@@ -27,11 +27,7 @@ class Pointwise(InContextMap):
     """
 
     def __init__(
-        self,
-        f: Callable[[Tensor], Tensor],
-        *,
-        dim: int | None = None,
-        out_dim: int | None = None,
+        self, f: Callable[[Tensor], Tensor], *, dim: int | None = None, out_dim: int | None = None
     ) -> None:
         super().__init__()
         self.f = f
@@ -95,9 +91,8 @@ class Residual(Container):
 
     def __init__(self, gamma: InContextMap, *, step: float = 1.0) -> None:
         super().__init__()
-        check_kind(
-            "gamma", gamma, InContextMap, "A module becomes one with `pf.Pointwise(module)`."
-        )
+        fix = "A module becomes one with `pf.Pointwise(module)`."
+        check_kind("gamma", gamma, InContextMap, fix)
         if None not in (gamma.dim, gamma.out_dim) and gamma.dim != gamma.out_dim:
             raise ValueError(
                 f"A residual step stays in its space, got a map from R^{gamma.dim} to "

@@ -31,8 +31,4 @@ from ._manifolds import (
     Torus as Torus,
     projection_lipschitz as projection_lipschitz,
 )
-from ._second_order import (
-    CuckerSmale as CuckerSmale,
-    SecondOrder as SecondOrder,
-    halves as halves,
-)
+from ._second_order import CuckerSmale as CuckerSmale, SecondOrder as SecondOrder, halves as halves
