@@ -130,12 +130,10 @@ class Flow(Container):
         self._check(mu)
         dynamics, state = self._start(mu, queries)
         grid = self.solver.grid(self.t0, self.t1, _saved(save))
-        alone = None if queries is None or self.solver.fixed_grid else dynamics.alone()
         with bar("flow", grid.last, progress) as tick:
-            choices = (self.solver, self.gradients, grid)
-            solve = Solve(*choices, dynamics, alone, folder is not None, tick)
+            solve = Solve(self.solver, self.gradients, grid, dynamics, folder is not None, tick)
             if folder is not None:
-                _write(solve, dynamics, state, folder)
+                _write(solve, state, folder)
                 return Path.load(folder, self.field)
             states = list(solve.states(state))
         times = torch.tensor([grid.times[k] for k in grid.saved], dtype=torch.float64)
@@ -240,23 +238,18 @@ def flow(
     return G.path(mu, save=save, queries=queries, folder=folder)
 
 
-def _write(
-    solve: Solve, dynamics: Characteristics, state: State, folder: str | os.PathLike
-) -> None:
+def _write(solve: Solve, state: State, folder: str | os.PathLike) -> None:
     """Write each saved state as it is reached, continuing from the last one in the folder."""
-    grid, mu, history = solve.grid, dynamics.mu, dynamics.history
-    snapshots = Snapshots.begin(folder, describe(dynamics.field, solve.solver, grid, state, mu))
-    begin = len(snapshots) - 1
+    grid, dynamics = solve.grid, solve.dynamics
+    snapshots = Snapshots.begin(folder, describe(solve, state))
+    begin = max(len(snapshots) - 1, 0)
+    if len(snapshots):
+        state = snapshots.resume(begin, state[0].device, dynamics.history)
+        solve.tick(grid.saved[begin])
     with torch.no_grad():
-        if begin < 0:
-            snapshots.write(0, grid.times[0], mu, state, history)
-            begin = 0
-        else:
-            state = snapshots.resume(begin, state[0].device, history)
-            solve.tick(grid.saved[begin])
         for k, now in enumerate(solve.states(state, begin), begin):
-            if k > begin:
-                snapshots.write(k, grid.times[grid.saved[k]], mu, now, history)
+            if k == len(snapshots):
+                snapshots.write(k, grid.times[grid.saved[k]], now, dynamics)
 
 
 def _saved(save: int | Sequence[float] | Tensor | None) -> int | list[float]:

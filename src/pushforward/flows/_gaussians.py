@@ -106,8 +106,7 @@ def gaussian(
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
     path = flow(limit, Measure(simplex), t0=t0, t1=t1, solver=solver, save=save)
-    points = path.map(lambda mu: mu.atoms)
-    matrices, offsets = _affine_map(points)
+    matrices, offsets = _affine_map(path.map(lambda mu: mu.atoms))
     means = (matrices @ mean) + offsets
     return GaussianPath(path.times, means, matrices @ cov @ matrices.mT, matrices, offsets)
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from .._tools.output import atomic_file
-from ..maps import InContextMap
 from ..measures import Measure
 from ..sinkhorn import PotentialHistory
-from ._solvers import Grid, State
+from ._dynamics import Characteristics, State
+from ._solve import Solve
 
 FORMAT = "pushforward flow, version 1"
 CLOUDS = ("atoms", "queries")
@@ -119,12 +119,11 @@ class Snapshots(Sequence[Measure]):
         """Sinkhorn steps until the last saved time."""
         return int(self._about(len(self) - 1)["steps"]) if len(self) else 0
 
-    def write(
-        self, index: int, time: float, mu: Measure, state: State, history: PotentialHistory
-    ) -> None:
+    def write(self, index: int, time: float, state: State, dynamics: Characteristics) -> None:
         """Save a state, and the potentials from which a resumed run continues."""
         from safetensors.torch import save
 
+        mu, history = dynamics.mu, dynamics.history
         tensors = dict(zip(CLOUDS, state, strict=False)) | {"log_weights": mu.log_weights}
         if mu.times is not None:
             tensors["token_times"] = mu.times
@@ -157,19 +156,19 @@ class Snapshots(Sequence[Measure]):
         return self.folder / f"{index:05d}.safetensors"
 
 
-def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: Measure) -> dict:
+def describe(solve: Solve, state: State) -> dict:
     """What identifies a run; the code of a user's functions is not compared."""
+    grid, field, mu = solve.grid, solve.dynamics.field, solve.dynamics.mu
     tensors = [*state, mu.log_weights, *([] if mu.times is None else [mu.times])]
     tensors += [*field.parameters(), *field.buffers()]
     digest = hashlib.sha256()
     for t in tensors:
         digest.update(repr((tuple(t.shape), t.dtype)).encode())
-        digest.update(
-            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        flat = t.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return {
         "field": repr(field),
-        "solver": repr(solver),
+        "solver": repr(solve.solver),
         "times": [grid.times[k] for k in grid.saved],
         "tensors": digest.hexdigest(),
     }

@@ -158,8 +158,9 @@ class InContextMap(nn.Module, ABC):
                 "An in-context map takes a context and queries: `gamma(mu, x)`. To move the "
                 "context itself: `gamma.push(mu)`, with `mu = pf.Measure(tokens)`."
             )
-        queries = x if isinstance(x, Measure) else None
-        if queries is not None:
+        queries = None
+        if isinstance(x, Measure):
+            queries = x
             x, t = queries.atoms, queries.times if t is None else t
         self._check(mu, x, t)
         if self.paired and queries is None:
@@ -276,7 +277,7 @@ class Container(InContextMap, ABC):
 
     def parts(self) -> Sequence[InContextMap]:
         """The maps directly inside, in the order in which they were registered."""
-        return _maps_inside(self)
+        return list(_maps_inside(self))
 
     def with_parts(self, parts: Sequence[InContextMap]) -> InContextMap:
         """A copy with other parts between the same spaces; all else is shared."""
@@ -307,23 +308,16 @@ class Container(InContextMap, ABC):
         return any(part.paired for part in self.parts())
 
 
-def _maps_inside(module: nn.Module) -> list[InContextMap]:
-    found: list[InContextMap] = []
+def _maps_inside(module: nn.Module) -> Iterator[InContextMap]:
     for child in module._modules.values():  # `children()` leaves out a module that comes again
         if isinstance(child, InContextMap):
-            found.append(child)
+            yield child
         elif child is not None:
-            found += _maps_inside(child)
-    return found
+            yield from _maps_inside(child)
 
 
 def with_children(module: M, change: Callable[[Any], Any]) -> M:
-    """A copy of a module whose children are changed; tensors and other attributes are shared.
-
-    Args:
-        module: the module.
-        change: what to make of each child.
-    """
+    """A copy of a module whose children are changed; tensors and other attributes are shared."""
     new = copy.copy(module)
     for kind in ("_parameters", "_buffers"):
         new.__dict__[kind] = dict(getattr(module, kind))
@@ -334,11 +328,9 @@ def with_children(module: M, change: Callable[[Any], Any]) -> M:
 
 @singledispatch
 def relations_inside(gamma: InContextMap, mu: Measure) -> list[Relation]:
-    """The relations of all attention inside a map, unchecked; none by default.
+    """The relations of all attention inside a map, unchecked.
 
-    Args:
-        gamma: the map; kinds of maps that have relations are registered.
-        mu: the context.
+    There are none by default; a kind of map that has some is registered.
     """
     return []
 

@@ -258,10 +258,9 @@ class Layers(TimeDependent, Container):
         super().__init__()
         _share_space(self, list(layers))
         check_number("t1", t1)
-        shapes = [
-            {name: p.shape for name, p in m.state_dict(keep_vars=True).items()} for m in layers
-        ]
         kinds = [[type(m) for m in layer.modules()] for layer in layers]
+        tensors = [layer.state_dict(keep_vars=True) for layer in layers]
+        shapes = [{name: p.shape for name, p in named.items()} for named in tensors]
         if any(s != shapes[0] for s in shapes) or any(k != kinds[0] for k in kinds):
             raise ValueError(
                 "Layers must be of one kind, with tensors of the same names and shapes, to be "
@@ -286,13 +285,11 @@ def _interpolated(a: InContextMap, b: InContextMap, weight: float) -> InContextM
     """A copy of `a` with tensors interpolated towards those of `b`, differentiable in both."""
     new = _copied(a)
     for here, there in zip(new.modules(), b.modules(), strict=True):
-        for own, others in (
-            (here._parameters, there._parameters),
-            (here._buffers, there._buffers),
-        ):
+        for kind in ("_parameters", "_buffers"):
+            own, others = getattr(here, kind), getattr(there, kind)
             for name, p in own.items():
                 if p is not None and p.is_floating_point():
-                    own[name] = torch.lerp(p, others[name], weight)  # type: ignore
+                    own[name] = torch.lerp(p, others[name], weight)
     return new
 
 
