@@ -261,12 +261,6 @@ class Twice(pf.maps.Container):
         super().__init__()
         self.first, self.second = first, second
 
-    def parts(self):
-        return self.first, self.second
-
-    def with_parts(self, parts):
-        return Twice(*parts)
-
     def condition(self, mu, queries=None, starts=None):
         a, b = (part.condition(mu, queries) for part in self.parts())
         return lambda x, t: (a(x, t) + b(x, t)) / 2
@@ -288,7 +282,16 @@ def test_traits_and_relations_follow_from_the_parts():
     ):
         assert torch.equal(relation.matrix(), layer.relation(seen).matrix())
     other = deep.with_parts([plain, plain])
-    assert not other.causal and len(other.relations(mu)) == 2
+    assert not other.causal and len(other.relations(mu)) == 2 and deep.causal
+    with pytest.raises(ValueError, match="Expected 2 parts, got 1"):
+        deep.with_parts([plain])
+
+
+def test_a_part_may_come_twice():
+    """Also in a list of modules, and each place can get another part."""
+    gamma, other = pf.MLP(2, 3), pf.MLP(2, 3)
+    twice = pf.Compose(gamma, gamma)
+    assert list(twice) == [gamma, gamma] and list(twice.with_parts([gamma, other]))[1] is other
 
 
 @torch.no_grad()

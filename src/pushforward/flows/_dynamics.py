@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..maps import InContextMap
+from ..maps import InContextMap, for_each_context
 from ..measures import Measure
 from ..sinkhorn import PotentialHistory
 from .fields import at_time, manifold_of, summands
@@ -40,16 +40,10 @@ class Dynamics(ABC):
 class Characteristics(Dynamics):
     r"""The characteristics $\dot x=V_t[\mu_t](x)$ of atoms and queries [A, eq. 9].
 
-    The atoms carry $\mu_t$, and never see the queries. A state is `(atoms,)`, then the atoms of
-    `queries` if given, then further points if there are any.
-
-    Args:
-        field: the velocity.
-        mu: the context; its weights and token times stay.
-        queries: the measure of the queries, for fields that relate two measures.
-        times: token times of further points, for causal fields.
-        history: Sinkhorn potentials to extrapolate from, and to add to.
-        name: the name of these dynamics in the history.
+    The atoms of `mu` carry $\mu_t$, and never see the queries; weights and token times stay. A
+    state is `(atoms,)`, then the atoms of `queries` if given, for fields that relate two measures,
+    then further points if there are any, whose token times are `times`. Sinkhorn potentials are
+    extrapolated from the `history` and added to it, under the `name` of these dynamics.
     """
 
     def __init__(
@@ -62,7 +56,7 @@ class Characteristics(Dynamics):
         name: str = "",
     ) -> None:
         self.field, self.mu, self.times, self.name = field, mu, times, name
-        self.queries = None if queries is None else _measure_for_each(mu, queries)
+        self.queries = queries if queries is None else _queries_for_each(mu, queries)
         self.history = PotentialHistory() if history is None else history
 
     def start(self, points: Tensor | None = None) -> State:
@@ -71,7 +65,7 @@ class Characteristics(Dynamics):
         if self.queries is not None:
             state.append(self.queries.atoms)
         if points is not None:
-            state.append(_for_each(self.mu, points, 2))
+            state.append(for_each_context(self.mu, points, 2))
         for name, cloud in zip(("mu", "queries", "queries"), state, strict=False):
             manifold_of(self.field).check(name, cloud)
         return tuple(state)
@@ -117,16 +111,10 @@ class Characteristics(Dynamics):
         return [*self.field.parameters(), *self.field.buffers(), *weights]
 
 
-def _for_each(mu: Measure, x: Tensor, axes: int) -> Tensor:
-    """A copy for every context of a batch; `axes` counts the axes that are no batch."""
-    batch = torch.broadcast_shapes(mu.batch_shape, x.shape[:-axes])
-    return x.expand(*batch, *x.shape[-axes:])
-
-
-def _measure_for_each(mu: Measure, queries: Measure) -> Measure:
-    """The measure of the queries for every context of a batch."""
-    times = None if queries.times is None else _for_each(mu, queries.times, 1)
-    atoms, logs = _for_each(mu, queries.atoms, 2), _for_each(mu, queries.log_weights, 1)
+def _queries_for_each(mu: Measure, queries: Measure) -> Measure:
+    atoms = for_each_context(mu, queries.atoms, 2)
+    logs = for_each_context(mu, queries.log_weights, 1)
+    times = None if queries.times is None else for_each_context(mu, queries.times, 1)
     return Measure.unchecked(atoms, logs, times)
 
 

@@ -85,14 +85,6 @@ class Flow(Container):
         self.solver, self.gradients = solver, gradients
         self.dim, self.context_dim, self.out_dim = field.dim, field.context_dim, field.out_dim
 
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.field,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Flow:
-        (field,) = parts
-        choices = {"solver": self.solver, "gradients": self.gradients}
-        return Flow(field, t0=self.t0, t1=self.t1, **choices)  # type: ignore[arg-type]
-
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
@@ -135,16 +127,13 @@ class Flow(Container):
             >>> G.path(pf.Measure(torch.ones(1, 1)), save=2).map(lambda mu: mu.atoms).flatten()
             tensor([1.0000, 0.6065, 0.3679])
         """
-        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
-        self._check(mu, mu.atoms, mu.times)
+        self._check(mu)
         dynamics, state = self._start(mu, queries)
         grid = self.solver.grid(self.t0, self.t1, _saved(save))
-        alone = None if queries is None or self.solver.fixed_grid else dynamics.alone()
         with bar("flow", grid.last, progress) as tick:
-            choices = (self.solver, self.gradients, grid)
-            solve = Solve(*choices, dynamics, alone, folder is not None, tick)
+            solve = Solve(self.solver, self.gradients, grid, dynamics, folder is not None, tick)
             if folder is not None:
-                _write(solve, dynamics, state, folder)
+                _write(solve, state, folder)
                 return Path.load(folder, self.field)
             states = list(solve.states(state))
         times = torch.tensor([grid.times[k] for k in grid.saved], dtype=torch.float64)
@@ -159,7 +148,7 @@ class Flow(Container):
         if not isinstance(queries, Measure):
             if queries is not None:
                 check_floating("queries", queries, "(..., m, d)", 2)
-                self._check(mu, queries, None)
+                self._check(mu, queries)
             dynamics = Characteristics(self.field, mu)
             return dynamics, dynamics.start(queries)
         self._check(mu, queries.atoms, queries.times)
@@ -233,13 +222,10 @@ def flow(
         t0: the beginning.
         t1: the end.
         solver: `RK4(steps=100)` by default.
-        save: how many measures to save beyond the first, evenly spaced, or their times; by default
-            the last one only.
-        queries: points that move with the context unseen, or a measure of them for fields that
-            relate two measures.
-        folder: where to write each saved measure as soon as it is reached, instead of keeping it
-            in memory. The same call continues an interrupted run and ends with the same bits;
-            gradients are lost.
+        save: how many measures to save beyond the first, evenly spaced, or their times.
+        queries: points, or a measure, that move with the context unseen.
+        folder: where to write the measures instead of keeping them in memory; the three are
+            explained at `Flow.path`.
 
     Examples:
         >>> mu = pf.Measure(torch.randn(64, 2))
@@ -252,23 +238,18 @@ def flow(
     return G.path(mu, save=save, queries=queries, folder=folder)
 
 
-def _write(
-    solve: Solve, dynamics: Characteristics, state: State, folder: str | os.PathLike
-) -> None:
+def _write(solve: Solve, state: State, folder: str | os.PathLike) -> None:
     """Write each saved state as it is reached, continuing from the last one in the folder."""
-    grid, mu, history = solve.grid, dynamics.mu, dynamics.history
-    snapshots = Snapshots.begin(folder, describe(dynamics.field, solve.solver, grid, state, mu))
-    begin = len(snapshots) - 1
+    grid, dynamics = solve.grid, solve.dynamics
+    snapshots = Snapshots.begin(folder, describe(solve, state))
+    begin = max(len(snapshots) - 1, 0)
+    if len(snapshots):
+        state = snapshots.resume(begin, state[0].device, dynamics.history)
+        solve.tick(grid.saved[begin])
     with torch.no_grad():
-        if begin < 0:
-            snapshots.write(0, grid.times[0], mu, state, history)
-            begin = 0
-        else:
-            state = snapshots.resume(begin, state[0].device, history)
-            solve.tick(grid.saved[begin])
         for k, now in enumerate(solve.states(state, begin), begin):
-            if k > begin:
-                snapshots.write(k, grid.times[grid.saved[k]], mu, now, history)
+            if k == len(snapshots):
+                snapshots.write(k, grid.times[grid.saved[k]], now, dynamics)
 
 
 def _saved(save: int | Sequence[float] | Tensor | None) -> int | list[float]:
@@ -307,11 +288,10 @@ def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) ->
     fix = "A function of points becomes one with `pf.Pointwise(function)`."
     check_kind("field", field, InContextMap, fix)
     check_kind("solver", solver, Solver, "Use `pf.RK4(steps=100)`, say.")
-    check_kind(
-        "gradients", gradients, Gradients, "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
-    )
+    fix = "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
+    check_kind("gradients", gradients, Gradients, fix)
     name = type(solver).__name__
-    if gradients.needs_adjoint and not solver.has_adjoint:
+    if gradients.adjoint and solver.splits:
         raise TypeError(f"`{name}` has no continuous adjoint here. Use `Backprop()`.")
     if solver.splits and not summands(field):
         raise TypeError(

@@ -106,8 +106,7 @@ def gaussian(
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
     path = flow(limit, Measure(simplex), t0=t0, t1=t1, solver=solver, save=save)
-    points = path.map(lambda mu: mu.atoms)
-    matrices, offsets = _affine_map(points)
+    matrices, offsets = _affine_map(path.map(lambda mu: mu.atoms))
     means = (matrices @ mean) + offsets
     return GaussianPath(path.times, means, matrices @ cov @ matrices.mT, matrices, offsets)
 
@@ -123,13 +122,6 @@ class _MeanField(Container):
     def __init__(self, field: InContextMap, mean: Tensor, cov: Tensor) -> None:
         super().__init__()
         self.field, self.mean, self.cov = field, mean, cov
-
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.field,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> _MeanField:
-        (field,) = parts
-        return _MeanField(field, self.mean, self.cov)
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         M, c = _affine_map(mu.atoms)

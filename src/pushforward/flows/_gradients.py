@@ -31,15 +31,7 @@ from ._solvers import Grid, Solver
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a solve, as a function of the state at its beginning.
-
-    Args:
-        solver: the solver.
-        dynamics: what moves.
-        grid: the times.
-        first: the index of the time at which it begins.
-        last: the index of the time at which it ends.
-    """
+    """The steps from the time `first` of a grid to the time `last`, as a function of the state."""
 
     solver: Solver
     dynamics: Dynamics
@@ -59,19 +51,15 @@ class Piece:
 
     def backwards(self, dynamics: Dynamics) -> Piece:
         """The same times in the opposite order, for other dynamics."""
-        end = self.grid.last
-        return Piece(
-            self.solver, dynamics, self.grid.backwards(), end - self.last, end - self.first
-        )
+        end, grid = self.grid.last, self.grid.backwards()
+        return Piece(self.solver, dynamics, grid, end - self.last, end - self.first)
 
 
 class Gradients(ABC):
     """How gradients pass through a solve."""
 
-    restarts: ClassVar[bool]
-    """Whether an adaptive solver must start afresh at each saved time."""
-    needs_adjoint: ClassVar[bool]
-    """Whether the solver must be able to solve the continuous adjoint."""
+    adjoint: ClassVar[bool] = False
+    """Whether the solver also solves the continuous adjoint, afresh from each saved time."""
 
     @abstractmethod
     def through(self, piece: Piece, state: State) -> State:
@@ -89,8 +77,6 @@ class Backprop(Gradients):
     """
 
     checkpoint: int | None = None
-    restarts: ClassVar[bool] = False
-    needs_adjoint: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_sizes(checkpoint=self.checkpoint)
@@ -112,8 +98,7 @@ class Adjoint(Gradients):
     queries, weights and the tensors of the field, but not tensors inside a user's function.
     """
 
-    restarts: ClassVar[bool] = True
-    needs_adjoint: ClassVar[bool] = True
+    adjoint: ClassVar[bool] = True
 
     def through(self, piece: Piece, state: State) -> State:
         tensors = [t for t in piece.dynamics.tensors() if t.requires_grad]
@@ -127,7 +112,7 @@ class _AdjointPiece(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, piece: Piece, clouds: int, *inputs: Tensor) -> State:
-        """Solve; `inputs` are the clouds of the state, then the tensors of the dynamics."""
+        """`inputs` are the clouds of the state, then the tensors of the dynamics."""
         state = piece(*inputs[:clouds])
         ctx.piece, ctx.clouds = piece, clouds
         ctx.save_for_backward(*state, *inputs[clouds:])

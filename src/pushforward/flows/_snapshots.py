@@ -20,20 +20,18 @@ import torch
 from torch import Tensor
 
 from .._tools.output import atomic_file
-from ..maps import InContextMap
 from ..measures import Measure
 from ..sinkhorn import PotentialHistory
-from ._solvers import Grid, State
+from ._dynamics import Characteristics, State
+from ._solve import Solve
 
 FORMAT = "pushforward flow, version 1"
+CLOUDS = ("atoms", "queries")
+"""What the clouds of a state are called; there may be no queries."""
 
 
 class Snapshots(Sequence[Measure]):
-    """The measures in a folder, read when they are needed.
-
-    Args:
-        folder: the folder of a run.
-    """
+    """The measures in the folder of a run, read when they are needed."""
 
     def __init__(self, folder: str | os.PathLike) -> None:
         self.folder = File(folder)
@@ -121,17 +119,14 @@ class Snapshots(Sequence[Measure]):
         """Sinkhorn steps until the last saved time."""
         return int(self._about(len(self) - 1)["steps"]) if len(self) else 0
 
-    def write(
-        self, index: int, time: float, mu: Measure, state: State, history: PotentialHistory
-    ) -> None:
+    def write(self, index: int, time: float, state: State, dynamics: Characteristics) -> None:
         """Save a state, and the potentials from which a resumed run continues."""
         from safetensors.torch import save
 
-        tensors = {"atoms": state[0], "log_weights": mu.log_weights}
+        mu, history = dynamics.mu, dynamics.history
+        tensors = dict(zip(CLOUDS, state, strict=False)) | {"log_weights": mu.log_weights}
         if mu.times is not None:
             tensors["token_times"] = mu.times
-        # The last cloud is that of the queries; clouds between are numbered from the end.
-        tensors |= {f"queries{k}" if k else "queries": x for k, x in enumerate(state[:0:-1])}
         moments: dict[str, list[float]] = {}
         for name, past in history.past.items():
             moments[name] = [t for t, _ in past]
@@ -146,12 +141,9 @@ class Snapshots(Sequence[Measure]):
         tensors, about = self.tensors(index, device), self._about(index)
         history.steps = int(about["steps"])
         for name, moments in json.loads(about["memory"]).items():
-            history.past[name] = [
-                (t, tensors[f"memory/{name}/{k}"]) for k, t in enumerate(moments)
-            ]
-        names = [n for n in tensors if n.startswith("queries")]
-        others = [tensors[n] for n in sorted(names, key=lambda n: int(n[7:] or 0), reverse=True)]
-        return (tensors["atoms"], *others)
+            potentials = [tensors[f"memory/{name}/{k}"] for k in range(len(moments))]
+            history.past[name] = list(zip(moments, potentials, strict=True))
+        return tuple(tensors[name] for name in CLOUDS if name in tensors)
 
     def _about(self, index: int) -> dict[str, str]:
         """The metadata of a file."""
@@ -164,19 +156,19 @@ class Snapshots(Sequence[Measure]):
         return self.folder / f"{index:05d}.safetensors"
 
 
-def describe(field: InContextMap, solver: object, grid: Grid, state: State, mu: Measure) -> dict:
+def describe(solve: Solve, state: State) -> dict:
     """What identifies a run; the code of a user's functions is not compared."""
+    grid, field, mu = solve.grid, solve.dynamics.field, solve.dynamics.mu
     tensors = [*state, mu.log_weights, *([] if mu.times is None else [mu.times])]
     tensors += [*field.parameters(), *field.buffers()]
     digest = hashlib.sha256()
     for t in tensors:
         digest.update(repr((tuple(t.shape), t.dtype)).encode())
-        digest.update(
-            t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        flat = t.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return {
         "field": repr(field),
-        "solver": repr(solver),
+        "solver": repr(solve.solver),
         "times": [grid.times[k] for k in grid.saved],
         "tensors": digest.hexdigest(),
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import holds
-from ._dynamics import Dynamics, FlowError, State, worst_atom
+from ._dynamics import Characteristics, Dynamics, FlowError, State, worst_atom
 from ._gradients import Gradients, Piece
 from ._solvers import Grid, Solver
 
@@ -24,36 +24,26 @@ CHECK_EVERY = {"cpu": 1, "cuda": 16}
 
 @dataclass(frozen=True)
 class Solve:
-    """A solve of a flow over the times of a grid.
-
-    Args:
-        solver: the solver.
-        gradients: how gradients pass through it.
-        grid: the times.
-        dynamics: what moves.
-        atoms_alone: the same without queries, for solvers whose steps depend on all points: the
-            atoms are then taken from a solve of their own, so that queries cannot change them.
-        restart: whether to start afresh at each saved time, as a run that can be resumed must;
-            else one solve with dense output is preferred.
-        tick: called with the index of the time that was reached.
-    """
+    """A solve of a flow over the times of a grid."""
 
     solver: Solver
     gradients: Gradients
     grid: Grid
-    dynamics: Dynamics
-    atoms_alone: Dynamics | None = None
+    dynamics: Characteristics
     restart: bool = False
+    """Whether an adaptive solver starts afresh at each saved time, as a run that can be resumed
+    must; else it makes one solve and interpolates."""
     tick: Callable[[int], None] = lambda done: None
+    """Called with the index of the time that was reached."""
 
     def end(self, state: State) -> State:
         """The state at the last time."""
-        return self._advance(state, 0, self.grid.last)
+        return self._checked(self.dynamics, state, 0, self.grid.last)
 
     def states(self, state: State, begin: int = 0) -> Iterator[State]:
         """The states at the saved times, from number `begin`, whose state is given."""
         yield state
-        if self.solver.dense_output and not (self.restart or self.gradients.restarts):
+        if not (self.solver.fixed_grid or self.restart or self.gradients.adjoint):
             yield from self._dense(state)
             return
         for first, last in pairwise(self.grid.saved[begin:]):
@@ -61,24 +51,26 @@ class Solve:
             yield state
 
     def _dense(self, state: State) -> Iterator[State]:
-        """The states at the saved times after the first, in one solve."""
-        solve = lambda dynamics, start: self.solver.solve(
-            dynamics, start, self.grid, 0, self.grid.last
-        )
-        states = solve(self.dynamics, state)
-        if self.atoms_alone is not None:
-            atoms = solve(self.atoms_alone, state[:1])
+        """The states at the saved times after the first, in one solve; atoms as in `_advance`."""
+        whole = (self.grid, 0, self.grid.last)
+        states = self.solver.solve(self.dynamics, state, *whole)
+        if len(state) > 1:
+            atoms = self.solver.solve(self.dynamics.alone(), state[:1], *whole)
             states = ((*own, *joint[1:]) for own, joint in zip(atoms, states, strict=True))
         for k, now in enumerate(states, 1):
             yield now
             self.tick(k)
 
     def _advance(self, state: State, first: int, last: int) -> State:
-        """From one time of the grid to a later one."""
+        """From one time of the grid to a later one.
+
+        If steps depend on all points, the atoms are taken from a solve of their own, so that
+        queries cannot change them.
+        """
         after = self._checked(self.dynamics, state, first, last)
-        if self.atoms_alone is None:
+        if self.solver.fixed_grid or len(state) == 1:
             return after
-        return (*self._checked(self.atoms_alone, state[:1], first, last), *after[1:])
+        return (*self._checked(self.dynamics.alone(), state[:1], first, last), *after[1:])
 
     def _checked(self, dynamics: Dynamics, state: State, first: int, last: int) -> State:
         """Take steps; a `FlowError` if values become infinite or NaN."""

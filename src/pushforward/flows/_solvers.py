@@ -20,15 +20,11 @@ from ._dynamics import Dynamics, FlowError, State, worst_atom
 
 @dataclass(frozen=True)
 class Grid:
-    """The times that a solver passes through.
-
-    Args:
-        times: all of them, in the order of the flow.
-        saved: the indices of those at which states are saved, first and last among them.
-    """
+    """The times that a solver passes through, in the order of the flow."""
 
     times: tuple[float, ...]
     saved: tuple[int, ...]
+    """The indices of the times at which states are saved, first and last among them."""
 
     @property
     def step(self) -> float:
@@ -42,8 +38,7 @@ class Grid:
 
     def backwards(self) -> Grid:
         """The same times in the opposite order."""
-        saved = tuple(self.last - k for k in reversed(self.saved))
-        return Grid(self.times[::-1], saved)
+        return Grid(self.times[::-1], tuple(self.last - k for k in reversed(self.saved)))
 
 
 class Solver(ABC):
@@ -57,13 +52,10 @@ class Solver(ABC):
     """The error is of the order of the step to this power."""
     fixed_grid: ClassVar[bool] = False
     """Whether steps are fixed in advance. If not, they depend on all points of the state, so atoms
-    are solved for without the queries first."""
-    dense_output: ClassVar[bool] = False
-    """Whether one solve gives the states at many times, by interpolation between its steps."""
+    are solved for without the queries first, and the saved times are reached in one solve."""
     splits: ClassVar[bool] = False
-    """Whether it moves by the parts of a sum in turn, and so needs a `fields.Sum`."""
-    has_adjoint: ClassVar[bool] = True
-    """Whether the same method solves the continuous adjoint backwards in time."""
+    """Whether it moves by the parts of a sum in turn, and so needs a `fields.Sum`. Then it cannot
+    solve the continuous adjoint, which has no parts."""
     nodes: ClassVar[tuple[float, ...] | None] = None
     """The times within a step at which it evaluates the velocity, as fractions of the step; None
     if they are not known."""
@@ -240,7 +232,6 @@ class LieSplit(FixedStep):
 
     order: ClassVar[int] = 1
     splits: ClassVar[bool] = True
-    has_adjoint: ClassVar[bool] = False
     nodes: ClassVar = (0.0,)
 
     def step(self, dynamics: Dynamics, state: State, t: float, h: float) -> State:
@@ -267,7 +258,6 @@ class Dopri5(Solver):
     atol: float | None = None
     max_steps: int = 10_000
     order: ClassVar[int] = 5
-    dense_output: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("rtol", self.rtol)

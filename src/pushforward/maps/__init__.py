@@ -3,7 +3,17 @@ r"""In-context maps $\Gamma(\mu,x)$: layers, attention, transformers, Lipschitz 
 from ._attention import Attention, AttentionMap, Causal
 from ._bounds import ScoreBounds, attention_bound, average_bound, score_bounds
 from ._composition import Compose, Composition
-from ._in_context import Answer, At, Container, InContextMap, advance, relations_inside, within
+from ._in_context import (
+    Answer,
+    At,
+    Container,
+    InContextMap,
+    advance,
+    for_each_context,
+    relations_inside,
+    with_children,
+    within,
+)
 from ._layers import MLP, Pointwise, Residual
 from ._lipschitz import Lipschitz, lipschitz_bound, norm
 from ._sequences import from_sequence_model
@@ -13,5 +23,6 @@ __all__ = [
     "Answer", "At", "Attention", "AttentionMap", "Block", "Causal", "Compose", "Composition",
     "Container", "InContextMap", "Lipschitz", "MLP", "Pointwise", "PostNorm", "PreNorm",
     "Residual", "ScoreBounds", "Transformer", "advance", "attention_bound", "average_bound",
-    "from_sequence_model", "lipschitz_bound", "norm", "relations_inside", "score_bounds", "within",
+    "for_each_context", "from_sequence_model", "lipschitz_bound", "norm", "relations_inside",
+    "score_bounds", "with_children", "within",
 ]  # fmt: skip

@@ -106,11 +106,7 @@ class AttentionMap(InContextMap, ABC):
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
         relation, v = self._relating(mu, queries, starts=starts), self.values(mu.atoms)
-
-        def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            return self.combine_heads(relation(x, t, None).integrate(v), x)
-
-        return answer
+        return lambda x, t: self.combine_heads(relation(x, t, None).integrate(v), x)
 
     def relation(
         self, mu: Measure, queries: Measure | None = None, *, start: Tensor | None = None
@@ -225,12 +221,9 @@ class Attention(AttentionMap):
         impl: ops.Impl | None = None,
     ) -> None:
         check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
-        super().__init__(
-            Dot() if affinity is None else affinity,
-            Softmax() if normaliser is None else normaliser,
-            mask,
-            impl,
-        )
+        affinity = Dot() if affinity is None else affinity
+        normaliser = Softmax() if normaliser is None else normaliser
+        super().__init__(affinity, normaliser, mask, impl)
         self.dim, self.out_dim = dim, dim
         self.context_dim = dim if context_dim is None else context_dim
         self.head_dim = dim if head_dim is None else head_dim

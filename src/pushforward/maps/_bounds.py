@@ -7,6 +7,7 @@ affinity, and `average_bound` of the normaliser.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -18,14 +19,15 @@ from ..relations import Bilinear, Exponential, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
 from ._composition import Composition
 from ._layers import MLP, Pointwise, Residual
-from ._lipschitz import (
-    Lipschitz,
-    function_lipschitz,
-    lipschitz_bound,
-    norm,
-    pointwise_lipschitz,
-    unknown_bound,
-)
+from ._lipschitz import ROUNDING, Lipschitz, lipschitz_bound, norm, unknown_bound
+
+ACTIVATIONS: dict[object, float] = {
+    nn.Identity: 1.0, nn.ReLU: 1.0, torch.relu: 1.0, nn.functional.relu: 1.0,
+    nn.Tanh: 1.0, torch.tanh: 1.0, nn.Sigmoid: 0.25, torch.sigmoid: 0.25,
+    nn.GELU: 1.13, nn.functional.gelu: 1.13, nn.SiLU: 1.1, nn.functional.silu: 1.1,
+    torch.sin: 1.0, torch.cos: 1.0,
+}  # fmt: skip
+"""Lipschitz constants of activations; that of GELU is 1.129, of SiLU 1.0999, rounded up."""
 
 
 @lipschitz_bound.register(Composition)
@@ -54,17 +56,48 @@ def pointwise_bound(gamma: Pointwise, radius: float) -> Lipschitz:
     if dim is None:
         raise NotImplementedError("A bound needs the dimension: `Pointwise(f, dim=...)`.")
     zero = tensors[0].new_zeros(1, dim) if tensors else torch.zeros(1, dim)
-    return pointwise_lipschitz(f, function_lipschitz(f), radius, zero)
+    return _pointwise(f, _function_lipschitz(f), radius, zero)
 
 
 @lipschitz_bound.register(MLP)
 def mlp_bound(gamma: MLP, radius: float) -> Lipschitz:
     r"""$\|A_2\|\,\mathrm{Lip}(\sigma)\,\|A_1\|$, and 1 for the skip."""
     layers = (gamma.A1, gamma.activation, gamma.A2)
-    constant = math.prod(map(function_lipschitz, layers)) + gamma.skip
+    constant = math.prod(map(_function_lipschitz, layers)) + gamma.skip
     zero = gamma.A1.weight.new_zeros(1, gamma.A1.in_features)
     inner = lambda x: gamma.A2(gamma.activation(gamma.A1(x)))  # the skip is zero at the origin
-    return pointwise_lipschitz(inner, constant, radius, zero)
+    return _pointwise(inner, constant, radius, zero)
+
+
+def _function_lipschitz(f: Callable[[Tensor], Tensor]) -> float:
+    """A Lipschitz constant of a function of points: a layer, an activation or a sequence."""
+    if isinstance(f, nn.Linear):
+        return norm(f.weight)
+    if isinstance(f, nn.Sequential):
+        return math.prod(map(_function_lipschitz, f), start=1.0)
+    if isinstance(f, nn.LayerNorm) and f.eps > 0:
+        scale = 1.0 if f.weight is None else float(f.weight.detach().abs().max())
+        return ROUNDING * scale / f.eps**0.5
+    if isinstance(f, nn.LeakyReLU):
+        return max(1.0, abs(f.negative_slope))
+    if isinstance(f, nn.ELU):
+        return max(1.0, abs(f.alpha))
+    known = ACTIVATIONS.get(type(f)) if isinstance(f, nn.Module) else ACTIVATIONS.get(f)
+    if known is None:
+        raise NotImplementedError(
+            f"No Lipschitz constant of {f} is known here. Linear layers, LayerNorm, the usual "
+            "activations and sequences of them have one."
+        )
+    return known
+
+
+def _pointwise(
+    f: Callable[[Tensor], Tensor], constant: float, radius: float, zero: Tensor
+) -> Lipschitz:
+    r"""The bound of a map $F$ of points alone, of a Lipschitz constant: $|F(x)|\le|F(0)|+LR$."""
+    with torch.no_grad():
+        start = ROUNDING * float(f(zero).norm())
+    return Lipschitz(constant, 0.0, radius, start + constant * radius)
 
 
 @lipschitz_bound.register(Attention)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, cast
+from collections.abc import Iterator
+from typing import ClassVar
 
 from torch import nn
 
@@ -36,9 +36,6 @@ class Composition(Container, ABC):
         self.dim, self.context_dim = maps[0].dim, maps[0].context_dim
         self.out_dim = maps[-1].out_dim
 
-    def parts(self) -> Sequence[InContextMap]:
-        return tuple(self)
-
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
@@ -47,7 +44,7 @@ class Composition(Container, ABC):
 
     def __iter__(self) -> Iterator[InContextMap]:
         """The maps, first map first."""
-        return cast(Iterator[InContextMap], iter(self.maps))
+        return iter(self.parts())
 
     def __len__(self) -> int:
         """Number of maps."""
@@ -72,9 +69,6 @@ class Compose(Composition):
         >>> pf.Compose(double, pf.Residual(double)).push(pf.Measure(torch.ones(1, 1))).atoms
         tensor([[6.]])
     """
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Compose:
-        return Compose(*parts)
 
 
 def _check_fit(before: InContextMap, after: InContextMap) -> None:

@@ -2,10 +2,11 @@ r"""In-context maps $\Gamma(\mu,x)$: what an author writes, and what every map t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import copy
+from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import singledispatch, wraps
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,10 +34,11 @@ r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's wo
 _TOKENS = "Tokens become one with `pf.Measure(tokens)`."
 
 F = TypeVar("F", bound=Callable)
+M = TypeVar("M", bound=nn.Module)
 
 
 def within(starts: Starts | None, name: str) -> Starts | None:
-    """The starts of the part of that name, if there are any."""
+    """What `condition` hands on as `starts` to the part of that name."""
     return None if starts is None else starts.within(name)
 
 
@@ -59,8 +61,8 @@ class InContextMap(nn.Module, ABC):
 
     An author writes one of two methods: `evaluate(mu, x)`, the value at points, or
     `condition(mu, queries=None, starts=None)`, which does the work that depends on the context
-    alone and returns a function of points and times. The class adds calls with checks, currying,
-    push-forward and composition.
+    alone and returns a function of points and times. The class adds checked calls, push-forward
+    and composition.
 
     Examples:
         >>> class Attract(pf.InContextMap):
@@ -90,9 +92,10 @@ class InContextMap(nn.Module, ABC):
     causal: bool = False
     """Whether the map reads times: a query at time $t$ sees the atoms at times $s\\le t$."""
     two_sided: bool = False
-    """Whether the map relates two measures: that of the queries, if given, and the context."""
+    """Whether images depend on the measure of all queries, as if both measures are coupled. Where
+    queries are plain points, the context stands in for their measure."""
     paired: bool = False
-    """Whether it must be given a measure of queries."""
+    """Whether plain points are refused, since the context, in another space, cannot stand in."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Derive `condition` from `evaluate` or `evaluate` from `condition`."""
@@ -108,7 +111,7 @@ class InContextMap(nn.Module, ABC):
             cls.condition = InContextMap.condition.__wrapped__  # type: ignore
         elif own == ["condition"]:
             cls.evaluate = InContextMap.evaluate.__wrapped__  # type: ignore
-        elif own or (ABC not in cls.__bases__ and _is_abstract(cls.evaluate)):
+        elif own or (ABC not in cls.__bases__ and hasattr(cls.evaluate, "__isabstractmethod__")):
             raise TypeError(
                 f"{cls.__name__} must write exactly one of `evaluate(mu, x)` and "
                 "`condition(mu, queries=None, starts=None)`, got "
@@ -125,14 +128,16 @@ class InContextMap(nn.Module, ABC):
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
-        r"""$\Gamma(\mu,\cdot)$ as a function of points and times, the context's work done once.
+        r"""Fix the context: the function $\Gamma(\mu,\cdot)$ of points and their times.
 
-        Nothing is checked here: that is done by calling the map.
+        Whatever needs the context only (keys, values, a Sinkhorn solve) is computed here, once;
+        what is returned does the rest for any points. Nothing is checked: calling the map does.
 
         Args:
             mu: the context.
-            queries: the measure of the queries, for maps that relate two measures.
-            starts: potentials to start Sinkhorn solves from, handed on to the parts of a map.
+            queries: the measure that the points will be taken from, if the map is `two_sided`.
+            starts: in a flow, where Sinkhorn solves start from; a map made of others hands
+                `within(starts, name)` to each of its parts.
         """
         return lambda x, t: self.evaluate(mu, x)
 
@@ -148,12 +153,12 @@ class InContextMap(nn.Module, ABC):
                 relate two.
             t: times of the queries, for causal maps.
         """
-        queries = None
         if x is None:
             raise TypeError(
                 "An in-context map takes a context and queries: `gamma(mu, x)`. To move the "
                 "context itself: `gamma.push(mu)`, with `mu = pf.Measure(tokens)`."
             )
+        queries = None
         if isinstance(x, Measure):
             queries = x
             x, t = queries.atoms, queries.times if t is None else t
@@ -164,7 +169,7 @@ class InContextMap(nn.Module, ABC):
                 "Pass the queries as a measure: `gamma(mu, pf.Measure(x))`."
             )
         # Layer by layer: the keys and values of only one layer are in memory at a time.
-        return _for_each_context(mu, walk(stages(_layers(self), mu, queries), x, t))
+        return for_each_context(mu, walk(stages(_layers(self), mu, queries), x, t), 2)
 
     def at(self, mu: Measure) -> At:
         r"""The map $\Gamma(\mu,\cdot)$, a function of points that can push measures."""
@@ -173,8 +178,7 @@ class InContextMap(nn.Module, ABC):
 
     def push(self, mu: Measure) -> Measure:
         r"""The map between measures $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$."""
-        check_kind("mu", mu, Measure, _TOKENS)
-        self._check(mu, mu.atoms, mu.times)
+        self._check(mu)
         return advance(self, mu)
 
     def relations(self, mu: Measure) -> list[Relation]:
@@ -188,8 +192,7 @@ class InContextMap(nn.Module, ABC):
             >>> model.relations(pf.Measure(torch.randn(9, 2)))[-1]
             Conditional(9 queries, 9 keys, batch (4,))
         """
-        check_kind("mu", mu, Measure, _TOKENS)
-        self._check(mu, mu.atoms, mu.times)
+        self._check(mu)
         return relations_inside(self, mu)
 
     def lipschitz(self, radius: float) -> Lipschitz:
@@ -216,15 +219,14 @@ class InContextMap(nn.Module, ABC):
 
         return Compose(first, self)
 
-    def _check(self, mu: Measure, x: Tensor, t: Tensor | None) -> None:
-        """Shapes, dtypes, devices; values only of times that a user gave."""
+    def _check(self, mu: Measure, x: Tensor | None = None, t: Tensor | None = None) -> None:
+        """Raise unless queries, the atoms by default, fit; reads values only of given times."""
         check_kind("mu", mu, Measure, _TOKENS)
+        x = mu.atoms if x is None else x
         check_context(mu, x, (self.dim, self.context_dim))
         check_parameters(self, mu.atoms)
-        if t is not None and t is not mu.times:
-            self._check_times(mu, x, t)
-
-    def _check_times(self, mu: Measure, x: Tensor, t: Tensor) -> None:
+        if t is None or t is mu.times:
+            return
         check_shape("t", t, x.shape[:-1], "One time per query.")
         if mu.times is None:
             raise ValueError(
@@ -237,10 +239,6 @@ class InContextMap(nn.Module, ABC):
                 f"query is at time {t.min().item():g}, the context begins at "
                 f"{mu.times.amin(-1).max().item():g}. Give the context a token at or before it."
             )
-
-
-def _is_abstract(method: Callable) -> bool:
-    return getattr(method, "__isabstractmethod__", False)
 
 
 class At(Transport):
@@ -268,21 +266,31 @@ class At(Transport):
 class Container(InContextMap, ABC):
     """An in-context map made of others, its parts.
 
-    An author writes `parts` and `with_parts`, beside `evaluate` or `condition`. What the map reads
-    and which relations it has inside follow from its parts.
+    The parts are the in-context maps among its attributes, also those in an `nn.ModuleList`. An
+    author writes `evaluate` or `condition`; what the map reads and which relations it has inside
+    follow from its parts.
     """
 
     sequential: ClassVar[bool] = False
     """Whether each part is applied to what the parts before made of context and queries; if not,
     every part sees the context of the whole."""
 
-    @abstractmethod
     def parts(self) -> Sequence[InContextMap]:
-        """The maps directly inside, in order."""
+        """The maps directly inside, in the order in which they were registered."""
+        return list(_maps_inside(self))
 
-    @abstractmethod
     def with_parts(self, parts: Sequence[InContextMap]) -> InContextMap:
-        """The same combination of other parts."""
+        """A copy with other parts between the same spaces; all else is shared."""
+        if len(parts) != len(self.parts()):
+            raise ValueError(f"Expected {len(self.parts())} parts, got {len(parts)}.")
+        others = iter(parts)
+
+        def change(module: nn.Module) -> nn.Module:
+            if isinstance(module, InContextMap):
+                return next(others)
+            return with_children(module, change)
+
+        return with_children(self, change)
 
     @property
     def causal(self) -> bool:  # type: ignore[override]
@@ -300,13 +308,29 @@ class Container(InContextMap, ABC):
         return any(part.paired for part in self.parts())
 
 
+def _maps_inside(module: nn.Module) -> Iterator[InContextMap]:
+    for child in module._modules.values():  # `children()` leaves out a module that comes again
+        if isinstance(child, InContextMap):
+            yield child
+        elif child is not None:
+            yield from _maps_inside(child)
+
+
+def with_children(module: M, change: Callable[[Any], Any]) -> M:
+    """A copy of a module whose children are changed; tensors and other attributes are shared."""
+    new = copy.copy(module)
+    for kind in ("_parameters", "_buffers"):
+        new.__dict__[kind] = dict(getattr(module, kind))
+    children = {name: m if m is None else change(m) for name, m in module._modules.items()}
+    new.__dict__["_modules"] = children
+    return new
+
+
 @singledispatch
 def relations_inside(gamma: InContextMap, mu: Measure) -> list[Relation]:
-    """The relations of all attention inside a map, unchecked; none by default.
+    """The relations of all attention inside a map, unchecked.
 
-    Args:
-        gamma: the map; kinds of maps that have relations are registered.
-        mu: the context.
+    There are none by default; a kind of map that has some is registered.
     """
     return []
 
@@ -366,8 +390,9 @@ def _layers(gamma: InContextMap) -> list[InContextMap]:
     return [layer for part in gamma.parts() for layer in _layers(part)]
 
 
-def _for_each_context(mu: Measure, y: Tensor) -> Tensor:
-    """One image for each context of a batch, also from a map that does not depend on it."""
-    if not mu.batch_shape or y.shape[:-2] == mu.batch_shape:
-        return y
-    return y.expand(*torch.broadcast_shapes(mu.batch_shape, y.shape[:-2]), *y.shape[-2:])
+def for_each_context(mu: Measure, x: Tensor, axes: int) -> Tensor:
+    """A copy for every context of a batch; `axes` counts the axes of `x` that are no batch."""
+    batch = x.shape[:-axes]
+    if not mu.batch_shape or batch == mu.batch_shape:
+        return x
+    return x.expand(*torch.broadcast_shapes(mu.batch_shape, batch), *x.shape[-axes:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
@@ -27,11 +27,7 @@ class Pointwise(InContextMap):
     """
 
     def __init__(
-        self,
-        f: Callable[[Tensor], Tensor],
-        *,
-        dim: int | None = None,
-        out_dim: int | None = None,
+        self, f: Callable[[Tensor], Tensor], *, dim: int | None = None, out_dim: int | None = None
     ) -> None:
         super().__init__()
         self.f = f
@@ -95,9 +91,8 @@ class Residual(Container):
 
     def __init__(self, gamma: InContextMap, *, step: float = 1.0) -> None:
         super().__init__()
-        check_kind(
-            "gamma", gamma, InContextMap, "A module becomes one with `pf.Pointwise(module)`."
-        )
+        fix = "A module becomes one with `pf.Pointwise(module)`."
+        check_kind("gamma", gamma, InContextMap, fix)
         if None not in (gamma.dim, gamma.out_dim) and gamma.dim != gamma.out_dim:
             raise ValueError(
                 f"A residual step stays in its space, got a map from R^{gamma.dim} to "
@@ -105,13 +100,6 @@ class Residual(Container):
             )
         self.gamma, self.step = gamma, step
         self.dim, self.context_dim, self.out_dim = gamma.dim, gamma.context_dim, gamma.out_dim
-
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.gamma,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Residual:
-        (gamma,) = parts
-        return Residual(gamma, step=self.step)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None

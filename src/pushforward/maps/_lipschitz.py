@@ -9,24 +9,14 @@ in the ball of radius $\rho$, on which the next map is bounded. The formulas of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce, singledispatch
-from operator import mul
+from functools import singledispatch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 ROUNDING = 1 + 1e-12
 """Factor that makes a norm computed in float64 an upper bound in spite of rounding."""
-
-ACTIVATIONS: dict[object, float] = {
-    nn.Identity: 1.0, nn.ReLU: 1.0, torch.relu: 1.0, nn.functional.relu: 1.0,
-    nn.Tanh: 1.0, torch.tanh: 1.0, nn.Sigmoid: 0.25, torch.sigmoid: 0.25,
-    nn.GELU: 1.13, nn.functional.gelu: 1.13, nn.SiLU: 1.1, nn.functional.silu: 1.1,
-    torch.sin: 1.0, torch.cos: 1.0,
-}  # fmt: skip
-"""Lipschitz constants of activations; that of GELU is 1.129, of SiLU 1.0999, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +57,8 @@ class Lipschitz:
 
     def __add__(self, other: Lipschitz) -> Lipschitz:
         """The bound of a sum of maps."""
-        return Lipschitz(
-            self.x + other.x, self.mu + other.mu, self.radius, self.reach + other.reach
-        )
+        reach = self.reach + other.reach
+        return Lipschitz(self.x + other.x, self.mu + other.mu, self.radius, reach)
 
 
 def _product(a: float, b: float) -> float:
@@ -110,41 +99,3 @@ def unknown_bound(thing: object, function: str) -> NotImplementedError:
 def norm(matrix: Tensor) -> float:
     """The largest singular value, rounded up."""
     return ROUNDING * float(torch.linalg.matrix_norm(matrix.detach().double(), 2))
-
-
-def function_lipschitz(f: Callable[[Tensor], Tensor]) -> float:
-    """A Lipschitz constant of a function of points: a layer, an activation or a sequence."""
-    if isinstance(f, nn.Linear):
-        return norm(f.weight)
-    if isinstance(f, nn.Sequential):
-        return reduce(mul, map(function_lipschitz, f), 1.0)
-    if isinstance(f, nn.LayerNorm) and f.eps > 0:
-        scale = 1.0 if f.weight is None else float(f.weight.detach().abs().max())
-        return ROUNDING * scale / f.eps**0.5
-    if isinstance(f, nn.LeakyReLU):
-        return max(1.0, abs(f.negative_slope))
-    if isinstance(f, nn.ELU):
-        return max(1.0, abs(f.alpha))
-    known = ACTIVATIONS.get(type(f)) if isinstance(f, nn.Module) else ACTIVATIONS.get(f)
-    if known is None:
-        raise NotImplementedError(
-            f"No Lipschitz constant of {f} is known here. Linear layers, LayerNorm, the usual "
-            "activations and sequences of them have one."
-        )
-    return known
-
-
-def pointwise_lipschitz(
-    f: Callable[[Tensor], Tensor], constant: float, radius: float, zero: Tensor
-) -> Lipschitz:
-    r"""The bound of a map of points alone: $|F(x)|\le|F(0)|+LR$.
-
-    Args:
-        f: the map $F$.
-        constant: its Lipschitz constant $L$.
-        radius: $R$.
-        zero: the origin, `(1, d)`, in the dtype and on the device of the map.
-    """
-    with torch.no_grad():
-        start = ROUNDING * float(f(zero).norm())
-    return Lipschitz(constant, 0.0, radius, start + constant * radius)

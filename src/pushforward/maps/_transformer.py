@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -165,9 +164,6 @@ class Transformer(Composition):
             last = dim if out_dim is None else out_dim
             layers.append(Pointwise(nn.Linear(inner, last), dim=inner, out_dim=last))
         super().__init__(*layers)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Compose:
-        return Compose(*parts)
 
     @classmethod
     def universal(

@@ -61,9 +61,10 @@ class PotentialHistory:
 
 @dataclass(frozen=True)
 class Starts:
-    """The starting points of the Sinkhorn solves inside a map, at one time of a flow.
+    """Where the Sinkhorn solves inside a map start from, at one time of a flow.
 
-    A map made of others gives each part `starts.within(name)`, so that every solve has a name.
+    Each solve has a name, by which it finds what it solved at earlier times: a map made of others
+    gives each part `starts.within(name)`. The solve calls `recall` before and `keep` after.
 
     Args:
         history: the potentials of earlier solves.
@@ -76,15 +77,18 @@ class Starts:
     name: str = ""
 
     def within(self, name: str) -> Starts:
-        """The starts of the part of that name."""
+        """For a part of the map: the same time, under that part's name."""
         return replace(self, name=f"{self.name}.{name}" if self.name else name)
 
     def recall(self, shape: tuple[int, ...]) -> Tensor | None:
-        """The potential on the keys to start from; None if none of that shape is known."""
+        """A guess of the potential on the keys, from the solves of this name at earlier times.
+
+        None if there were none of that shape: the solve then starts from zero.
+        """
         return self.history.predict(self.name, self.time, shape)
 
     def keep(self, potential: Tensor, steps: int) -> None:
-        """Add the potential that a solve ended with to the history."""
+        """Record the potential that the solve of this name ended with, for guesses to come."""
         self.history.add(self.name, self.time, potential, steps)
 
 

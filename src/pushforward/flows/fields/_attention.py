@@ -61,12 +61,9 @@ class SelfAttention(AttentionMap, Field):
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
     ) -> None:
-        super().__init__(
-            Dot(1.0) if affinity is None else affinity,
-            Softmax() if normaliser is None else normaliser,
-            mask,
-            impl,
-        )
+        affinity = Dot(1.0) if affinity is None else affinity
+        normaliser = Softmax() if normaliser is None else normaliser
+        super().__init__(affinity, normaliser, mask, impl)
         manifold = Euclidean() if manifold is None else manifold
         check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
         self.manifold = manifold

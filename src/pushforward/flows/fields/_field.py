@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import singledispatch
 from operator import is_
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from ...maps import (
     Residual,
     lipschitz_bound,
     relations_inside,
+    with_children,
     within,
 )
 from ...measures import Measure
@@ -171,13 +171,7 @@ class Sum(Container, Field):
 
     def __iter__(self) -> Iterator[InContextMap]:
         """The parts."""
-        return cast(Iterator[InContextMap], iter(self.fields))
-
-    def parts(self) -> Sequence[InContextMap]:
-        return tuple(self)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Sum:
-        return Sum(*parts)
+        return iter(self.parts())
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
@@ -222,13 +216,6 @@ class Tangent(Container, Field):
         check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
         self.field, self.manifold = field, manifold
 
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.field,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Tangent:
-        (field,) = parts
-        return Tangent(field, self.manifold)
-
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
@@ -271,22 +258,15 @@ class Layers(TimeDependent, Container):
         super().__init__()
         _share_space(self, list(layers))
         check_number("t1", t1)
-        shapes = [
-            {name: p.shape for name, p in m.state_dict(keep_vars=True).items()} for m in layers
-        ]
         kinds = [[type(m) for m in layer.modules()] for layer in layers]
+        tensors = [layer.state_dict(keep_vars=True) for layer in layers]
+        shapes = [{name: p.shape for name, p in named.items()} for named in tensors]
         if any(s != shapes[0] for s in shapes) or any(k != kinds[0] for k in kinds):
             raise ValueError(
                 "Layers must be of one kind, with tensors of the same names and shapes, to be "
                 "interpolated."
             )
         self.layers, self.t1 = nn.ModuleList(layers), t1
-
-    def parts(self) -> Sequence[InContextMap]:
-        return tuple(cast(Iterator[InContextMap], self.layers))
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> Layers:
-        return Layers(parts, t1=self.t1)
 
     def at_time(self, t: float) -> InContextMap:
         layers = self.parts()
@@ -303,26 +283,19 @@ class Layers(TimeDependent, Container):
 
 def _interpolated(a: InContextMap, b: InContextMap, weight: float) -> InContextMap:
     """A copy of `a` with tensors interpolated towards those of `b`, differentiable in both."""
-    new = _shallow_copy(a)
+    new = _copied(a)
     for here, there in zip(new.modules(), b.modules(), strict=True):
-        for own, others in (
-            (here._parameters, there._parameters),
-            (here._buffers, there._buffers),
-        ):
+        for kind in ("_parameters", "_buffers"):
+            own, others = getattr(here, kind), getattr(there, kind)
             for name, p in own.items():
                 if p is not None and p.is_floating_point():
-                    own[name] = torch.lerp(p, others[name], weight)  # type: ignore
+                    own[name] = torch.lerp(p, others[name], weight)
     return new
 
 
-def _shallow_copy(module: M) -> M:
-    """A copy of a module and the modules inside; tensors and other attributes are shared."""
-    new = copy.copy(module)
-    for kind in ("_parameters", "_buffers"):
-        new.__dict__[kind] = dict(getattr(module, kind))
-    children = {name: m and _shallow_copy(m) for name, m in module._modules.items()}
-    new.__dict__["_modules"] = children
-    return new
+def _copied(module: M) -> M:
+    """A copy of a module and the modules inside, which share their tensors."""
+    return with_children(module, _copied)
 
 
 def of_transformer(model: Composition) -> Sum:

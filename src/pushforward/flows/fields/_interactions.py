@@ -73,12 +73,9 @@ def _check_pairs(pairs: Tensor, rows: Tensor, y: Tensor) -> None:
 
 
 def by_rows(function: Callable[[Tensor], Tensor], x: Tensor, row_size: int) -> Tensor:
-    """A function of points, some points at a time; gradients compute it again.
+    """A function of points `(..., m, d)`, some points at a time; gradients compute it again.
 
-    Args:
-        function: the function of points `(..., m, d)`.
-        x: all points.
-        row_size: numbers that the function needs for one point.
+    `row_size` counts the numbers that the function needs for one point.
     """
     tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * row_size, x.device)
     images = list(over_tiles(lambda rows: function(x[..., rows, :]), tiles))

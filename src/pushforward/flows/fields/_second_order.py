@@ -2,7 +2,7 @@ r"""Second-order systems $\dot x=v$, $\dot v=F$ on tokens $(x,v)$."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -38,13 +38,6 @@ class SecondOrder(Container, Field):
         super().__init__()
         check_kind("force", force, InContextMap, "Use `pf.fields.Pairwise(kernel)`, say.")
         self.force = force
-
-    def parts(self) -> Sequence[InContextMap]:
-        return (self.force,)
-
-    def with_parts(self, parts: Sequence[InContextMap]) -> SecondOrder:
-        (force,) = parts
-        return SecondOrder(force)
 
     def condition(
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
@@ -102,21 +95,13 @@ class CuckerSmale(Field):
 
         def moving(rows: Tensor) -> Tensor:
             position, velocity = halves(widen(rows))
-            distances = torch.cdist(
-                *_same_batch(position, y), compute_mode="donot_use_mm_for_euclid_dist"
-            )
+            distances = torch.cdist(position, y, compute_mode="donot_use_mm_for_euclid_dist")
             pull = self.influence(distances) * weights
             # The integral of psi (w - v) is a product with all w, less its mass times v.
             force = pull @ w - pull.sum(-1, keepdim=True) * velocity
             return torch.cat([velocity.expand(force.shape), force], -1).to(x.dtype)
 
         return by_rows(moving, x, mu.n)
-
-
-def _same_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Points with the batch axes of both."""
-    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    return x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:])
 
 
 def _slow_decay(r: Tensor) -> Tensor:
