@@ -102,7 +102,8 @@ def test_an_in_context_map_with_queries():
     gamma = pf.Attention(4).double()
     found = pf.audit(gamma, DATA, queries=DATA[:9] / 2)
     assert found.exit_code == 0 and "continuous in the query" in found["theorem"].verdict
-    assert found["depth"].status == "absent" and found["relations"].status == "good"
+    assert found["depth"].status == "absent"
+    assert "averages all tokens alike" in found["relations"].verdict  # its weights are random
 
 
 def test_queries_that_see_each_other():
@@ -223,14 +224,15 @@ def test_an_encoder_whose_axes_are_confused():
     model = pf.auditing.Model(layer, batched=True)
     found = pf.audit(model, DATA.reshape(3, 20, 4), sections=["symmetries"])
     assert not found["symmetries"].numbers["neighbours"]["holds"] and found.exit_code == 1
-    assert any(line.startswith("padding: failed") for line in found["symmetries"].lines)
+    assert "`src_key_padding_mask` is not understood" in found.how
+    assert "not tried: padding" in found.verdict
 
 
 def test_padding_that_returns_nan():
     nan = lambda x, real: attend(x) / 0
     model = pf.auditing.Model(attend, padded=nan)
     found = pf.audit(model, DATA, sections=["symmetries"])
-    assert found.exit_code == 2 and "NaN" in found["symmetries"].verdict
+    assert found.exit_code == 3 and "NaN" in found["symmetries"].verdict
 
 
 def test_steep_lists_in_float32():
@@ -253,5 +255,5 @@ def test_a_jump_in_the_context_is_noted():
 
 def test_two_readings_of_a_tensor_are_said():
     found = pf.audit(lambda x: x[:, :1] + x, DATA, sections=["symmetries"])
-    assert "(1, n, d) give other outputs" in found.how
+    assert "(1, n, d) but then gives other outputs" in found.how
     assert "other outputs" not in pf.audit(encoder(), DATA, sections=["symmetries"]).how

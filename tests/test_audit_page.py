@@ -117,7 +117,7 @@ def test_the_page_in_a_browser(page, width, tmp_path):
     assert seen, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(seen.group(1).replace("&quot;", '"'))
     assert found["width"] == width or found["width"] == width - 15  # a scroll bar
-    assert len(found["drawn"]) == 10 and all(found["drawn"]) and all(found["marks"]), found
+    assert len(found["drawn"]) == 11 and all(found["drawn"]) and all(found["marks"]), found
     assert found["inside"] and found["svg"] and not found["scrolls"], found
     assert {path.split("?")[0] for path in Served.asked} <= {
         f"/frame{width}.html", "/audit.html", "/favicon.ico"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,15 +25,28 @@ from ..representation import (
 )
 from ..representation.boxes import as_tensor, near, output_name, why_unusable
 from ._case import QUERIES
-from ._model import Model, Padded
+from ._model import Model
 
 
-def usable_box(
+@dataclass(frozen=True, eq=False)
+class Called:
+    """A model as a black box.
+
+    Args:
+        box: the model.
+        how: how it is called, in words.
+        problem: why nothing can be concluded from its outputs, None if something can.
+    """
+
+    box: BlackBox
+    how: str
+    problem: str | None = None
+
+
+def called(
     model: Model, population: Population, queries: Tensor | None, tokens: int, seed: int
-) -> tuple[BlackBox, str]:
-    """A model as a black box, and how it is called, in words.
-
-    It is an error unless the model gives outputs, and the same when called again.
+) -> Called:
+    """Find out how a model is called, and whether it gives the same outputs when called again.
 
     Args:
         model: the model.
@@ -40,6 +54,9 @@ def usable_box(
         queries: queries `(m, q)`, for a model of a context and queries.
         tokens: the most tokens of a context.
         seed: the seed of all random draws.
+
+    Raises:
+        BlackBoxError: if the model takes none of the calls that were tried.
     """
     generator = torch.Generator().manual_seed(seed)
     mu = population.context(min(population.typical_size, tokens // 4), generator)
@@ -57,12 +74,10 @@ def usable_box(
     for name, after in _buffers(model.model).items():
         before = buffers.get(name)
         if before is None or before.shape != after.shape or not _equal(before, after):
-            raise BlackBoxError(f"it keeps state: a call changes its buffer `{name}`{hint}")
+            return Called(box, how, f"it keeps state: a call changes its buffer `{name}`{hint}")
     further = population.draw(mu.n + 2, generator)
     reason = why_unusable(box, mu, further, x, seed)
-    if reason is not None:
-        raise BlackBoxError(reason + hint)
-    return box, how
+    return Called(box, how, None if reason is None else reason + hint)
 
 
 def _buffers(model: Any) -> dict[str, Tensor]:
@@ -117,18 +132,34 @@ def as_box(
             return box, how + (_other_call_differs(box, mu, other) if len(axes) > 1 else "")
         except BlackBoxError as error:
             errors["(1, n, d)" if set_axis else "(n, d)"] = error
-    if queries is None and not isinstance(model, nn.Module):
+    if queries is None:
         try:
-            of_measures = MapBox(model)
-            of_measures.push(mu)
-            how = "a map between measures; images of tokens are recovered from its values"
-            return of_measures, how
+            return _measure_box(model, mu)
         except BlackBoxError as error:
-            errors["a Measure"] = error
+            # Only if it took no tokens: what a function of tokens does to a measure says nothing.
+            rejected = all(isinstance(e, CallRejected) for e in errors.values())
+            if rejected and not isinstance(model, nn.Module):
+                errors["a Measure"] = error
     texts = {str(error) for error in errors.values()}
     each = "; ".join(f"called with {form} {error}" for form, error in errors.items())
-    reason = texts.pop() if len(texts) == 1 else each
+    reason = f"called with {' or '.join(errors)} {texts.pop()}" if len(texts) == 1 else each
     raise BlackBoxError(reason + _hint(model, mu, list(errors.values())))
+
+
+def _measure_box(model: Callable[..., Any], mu: Measure) -> tuple[MapBox, str]:
+    """A function of a measure: its value is a measure, or one output for the whole set."""
+    out = call_model(model, mu)
+    if isinstance(out, Measure):
+        box = MapBox(model)
+        box.push(mu)
+        return box, "a map between measures; images of tokens are recovered from its values"
+    if as_tensor(out).numel() != as_tensor(out).shape[-1]:
+        raise BlackBoxError(f"it returned shape {tuple(out.shape)} for one measure")
+    # One output F(mu) for all tokens is the in-context map G(mu, x) = F(mu).
+    value = lambda nu: as_tensor(call_model(model, nu)).reshape(1, -1)
+    box = MapBox(lambda nu: nu.moved(value(nu).expand(nu.n, -1)))
+    box.model, box.pooled = model, True
+    return box, "called with a measure; one output for the whole set"
 
 
 def _hint(model: Any, mu: Measure, errors: Sequence[BlackBoxError]) -> str:
@@ -183,14 +214,14 @@ def _check_rows(first: tuple[int, ...], second: tuple[int, ...], n: int, other_n
     if (first[0], second[0]) != (n, other_n):
         hint = ""
         if (first[0], second[0]) == (n + 1, other_n + 1):
-            hint = "; a class token? Leave it out: `lambda x: model(x)[..., 1:, :]`"
+            hint = ". Perhaps it adds a class token. Remove it: `lambda x: model(x)[..., 1:, :]`"
         raise BlackBoxError(
             f"it changes the number of tokens: {n} in, {first[0]} out; {other_n} in, "
             f"{second[0]} out{hint}"
         )
     if first[1:] != second[1:]:
         raise BlackBoxError(
-            f"the dimension of its outputs varies with the number of tokens: {first}, {second}"
+            f"the width of its outputs changes with the number of tokens: {first}, {second}"
         )
 
 
@@ -230,21 +261,7 @@ def _other_call_differs(box: TokenBox, mu: Measure, other: Measure) -> str:
     if near(a, b):
         return ""
     form = "(n, d)" if box.set_axis else "(1, n, d)"
-    return f"; tokens {form} give other outputs: choose by `pf.auditing.Model(model, batched=...)`"
-
-
-def padded_call(model: Model, box: BlackBox) -> Padded | None:
-    """The model on tokens some of which are padding, None if it is not known to take a mask.
-
-    PyTorch's own encoders are known.
-    """
-    encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer
-    if model.padded is not None or not isinstance(model.model, encoders):
-        return model.padded
-    if not isinstance(box, TokenBox):
-        return None
-
-    def masked(atoms: Tensor, real: Tensor) -> Tensor:
-        return box.call(atoms, src_key_padding_mask=~real[None] if box.set_axis else ~real)
-
-    return masked
+    return (
+        f". It also accepts tokens {form} but then gives other outputs. Say which is right: "
+        "`pf.auditing.Model(model, batched=True)` or `False`."
+    )

@@ -23,6 +23,7 @@ class Audit:
         seed: the seed of all random draws.
         sections: the results.
         problem: why the model could not be audited, None if it could.
+        required: sections and checks that must have been tried.
 
     Examples:
         >>> report = pf.audit(torch.tanh, torch.randn(50, 4), sections=["symmetries"])
@@ -36,6 +37,19 @@ class Audit:
     seed: int
     sections: tuple[Section, ...] = ()
     problem: str | None = None
+    required: tuple[str, ...] = ()
+
+    @property
+    def not_tried(self) -> dict[str, str]:
+        """Checks that would apply but were not made, each with the reason."""
+        return {name: why for s in self.sections for name, why in s.not_tried.items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """What is required and was not tried."""
+        done = {s.name for s in self.sections if s.status not in ("absent", "failed")}
+        done |= {name for s in self.sections for name in s.tried}
+        return [name for name in self.required if name not in done]
 
     @property
     def verdict(self) -> str:
@@ -44,6 +58,11 @@ class Audit:
             return f"could not be audited: {self.problem}"
         refuted = [f"{s.name}: {s.verdict}" for s in self.sections if s.status == "bad"]
         parts = refuted or ["nothing refuted"]
+        if self.missing:
+            parts.append(f"required but not tried: {', '.join(self.missing)}")
+        skipped = [name for name in self.not_tried if name not in self.missing]
+        if skipped:
+            parts.append(f"not tried: {', '.join(skipped)}")
         for status, text in (("failed", "could not be tested"), ("noted", "noteworthy")):
             names = [s.name for s in self.sections if s.status == status]
             parts += [f"{text}: {', '.join(names)}"] if names else []
@@ -51,11 +70,15 @@ class Audit:
 
     @property
     def exit_code(self) -> int:
-        """1 if something is refuted; else 2 if something could not be tested; else 0."""
+        """What a command returns to its shell.
+
+        0 if nothing is refuted, 1 if something is or a required check was not tried, 3 if
+        something could not be tried. (2 is a wrong use of the command, 130 an interruption.)
+        """
         statuses = {s.status for s in self.sections}
-        if "bad" in statuses:
+        if "bad" in statuses or (self.missing and self.problem is None):
             return 1
-        return 2 if self.problem is not None or "failed" in statuses else 0
+        return 3 if self.problem is not None or "failed" in statuses else 0
 
     def __getitem__(self, name: str) -> Section:
         """The section of this name."""
@@ -75,6 +98,7 @@ class Audit:
             {
                 "model": self.model, "how": self.how, "data": self.data, "seed": self.seed,
                 "verdict": self.verdict, "exit_code": self.exit_code,
+                "required": list(self.required), "not_tried": self.not_tried,
                 "sections": [s.to_dict() for s in self.sections],
             },
             indent=2, allow_nan=False,

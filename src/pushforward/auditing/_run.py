@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._tools.checks import check_floating, check_seed, check_sizes
 from .._tools.output import bar, ticker
 from ..representation import BlackBoxError, NotRecovered, Population
-from ._calling import buffers_restored, padded_call, usable_box
+from ._calling import buffers_restored, called
 from ._case import Case
+from ._masks import padded_call
 from ._model import Model
 from ._report import Audit
 from ._section import Section, Status, count
-from .sections import depth, relations, sensitivity, size, symmetries, theorem
+from .sections import CHECKS, depth, relations, sensitivity, size, symmetries, theorem
 
 RUN: dict[str, Callable[[Case], Section]] = {
     "symmetries": symmetries,
@@ -43,6 +45,7 @@ def audit(
     *,
     queries: Tensor | None = None,
     sections: Sequence[str] = SECTIONS,
+    require: Sequence[str] = (),
     tokens: int = 256,
     seed: int = 0,
     progress: bool | None = None,
@@ -57,20 +60,22 @@ def audit(
     - `depth`: do tokens become alike, layer by layer?
     - `relations`: what do the attention heads relate?
 
-    Nothing is proved: a symmetry is broken, or holds in everything that was tried. A model that
-    raises, returns NaN, is random or keeps state is reported as such. The same seed gives the same
-    audit.
+    Nothing is proved: a symmetry is broken, or holds in everything that was tried. What was not
+    tried is said beside the verdict. A model that raises, returns NaN, is random or keeps state is
+    reported as such. The same seed gives the same audit.
 
     Args:
         model: a module or function of tokens `(n, d)` or of sets `(1, n, d)`, with an output for
             each token or one for the set; of a context and queries, if `queries` are given; a map
-            between measures; or an in-context map. A module is taken as it is: call `eval()`
-            first. Wrap it in `pf.auditing.Model` to give it a name, to say which shape it takes,
-            or how it is told which tokens are padding.
+            between measures, or a function of a measure with one output; or an in-context map. A
+            module is taken as it is: call `eval()` first. Wrap it in `pf.auditing.Model` to give
+            it a name, to say which shape it takes, or how it is told which tokens are padding.
         data: the tokens: a set `(n, d)`, several (a list, or `(b, n, d)`), a Measure, or
             `law(n, generator)`. Contexts are drawn from it.
         queries: queries `(m, q)`, for `model(context, queries)`.
         sections: which sections to run, such as `["symmetries"]` in continuous integration.
+        require: sections, and checks of the section `symmetries` such as `"padding"`, that must
+            have been tried; the exit code is 1 if one was not.
         tokens: the most tokens of a context, at least 32.
         seed: the seed of all random draws.
         progress: whether to show a bar; by default at a terminal, if it takes over a second.
@@ -88,9 +93,11 @@ def audit(
         )
     check_seed(seed)
     names, seed = _section_names(sections), int(seed)
+    required = _required_names(require)
     model = model if isinstance(model, Model) else Model(model)
-    population = Population(data)
-    queries = _checked_queries(queries, population)
+    dtype = _dtype(model.model)
+    population = Population(data, dtype)
+    queries = _checked_queries(queries, population, dtype)
     described = _described(population)
     gpus = range(torch.cuda.device_count())
     with (
@@ -101,19 +108,25 @@ def audit(
         torch.manual_seed(seed)
         try:
             with torch.no_grad():
-                box, how = usable_box(model, population, queries, tokens, seed)
+                found = called(model, population, queries, tokens, seed)
         except BlackBoxError as error:
-            return Audit(model.title, "", described, seed, (), str(error))
+            return Audit(model.title, "", described, seed, (), str(error), required)
+        box, how = found.box, found.how
+        if found.problem is not None:
+            return Audit(model.title, how, described, seed, (), found.problem, required)
+        with torch.no_grad():
+            mu = population.context(LEAST_TOKENS // 4, torch.Generator().manual_seed(seed))
+            padded, mask = padded_call(model, box, mu)
+        how = f"{how}; {mask}" if mask else how
         results = []
         for k, name in enumerate(names):
             # Each section has a generator of its own, so that leaving others out changes nothing.
             generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
             tick = ticker(show, TICKS * k, TICKS - 1)
-            padded = padded_call(model, box)
             case = Case(box, population, queries, tokens, padded, generator, tick)
             results.append(_run_section(name, case))
             show(TICKS * (k + 1))
-    return Audit(model.title, how, described, seed, tuple(results))
+    return Audit(model.title, how, described, seed, tuple(results), required=required)
 
 
 def _run_section(name: str, case: Case) -> Section:
@@ -141,10 +154,32 @@ def _section_names(sections: Sequence[str]) -> list[str]:
     return [name for name in SECTIONS if name in chosen]
 
 
-def _checked_queries(queries: Tensor | None, population: Population) -> Tensor | None:
+def _required_names(require: Sequence[str]) -> tuple[str, ...]:
+    """The required sections and checks."""
+    chosen = (require,) if isinstance(require, str) else tuple(require or ())
+    known = (*SECTIONS, *CHECKS)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ValueError(f"`require` must be some of {', '.join(known)}, got {list(chosen)}.")
+    return chosen
+
+
+def _dtype(model: Any) -> torch.dtype | None:
+    """The dtype of the parameters of a module, None if it has none."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return next((p.dtype for p in parameters if p.is_floating_point()), None)
+
+
+def _checked_queries(
+    queries: Any, population: Population, dtype: torch.dtype | None
+) -> Tensor | None:
     """The queries; an error unless they are finite points of the dtype of the data."""
     if queries is None:
         return None
+    if isinstance(queries, np.ndarray):
+        queries = torch.as_tensor(queries)
+        if queries.is_floating_point() and dtype is not None:
+            queries = queries.to(dtype)
     check_floating("queries", queries, "(m, q)", 2)
     if queries.ndim != 2 or not len(queries):
         raise ValueError(f"`queries` must have shape (m, q), got {tuple(queries.shape)}.")

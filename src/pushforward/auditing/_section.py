@@ -27,6 +27,8 @@ class Section:
         numbers: everything that was measured, as numbers, lists and dictionaries.
         plots: figures of Plotly as plain data.
         seed: the seed of all random draws of this section.
+        tried: the checks that were made, for a section of several.
+        not_tried: checks that would apply but were not made, each with the reason.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Section:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     plots: Sequence[Mapping[str, Any]] = ()
     seed: int = 0
+    tried: Sequence[str] = ()
+    not_tried: Mapping[str, str] = field(default_factory=dict)
 
     def figures(self) -> list[Figure]:
         """The plots as Plotly figures, to show or to change."""
@@ -52,13 +56,16 @@ class Section:
             "status": self.status,
             "verdict": self.verdict,
             "lines": list(self.lines),
+            "tried": list(self.tried),
+            "not_tried": dict(self.not_tried),
             "numbers": json_data(self.numbers),
             "seed": self.seed,
         }
 
     def __str__(self) -> str:
         head = f"[{self.status:>6}] {self.name}: {self.verdict}"
-        return "\n".join([head, *(f"           {line}" for line in self.lines)])
+        missing = [f"{name}: not tried, {reason}" for name, reason in self.not_tried.items()]
+        return "\n".join([head, *(f"           {line}" for line in [*self.lines, *missing])])
 
 
 def json_data(x: Any) -> Any:

@@ -31,6 +31,7 @@ class Population:
     Args:
         data: one set `(n, d)`, several (a list, or a tensor `(b, n, d)`), a measure, or a function
             `law(n, generator)`.
+        dtype: the dtype of tokens that are no tensors, such as NumPy arrays; their own by default.
 
     Examples:
         >>> population = pf.representation.Population([torch.zeros(5, 2), torch.ones(9, 2)])
@@ -38,8 +39,9 @@ class Population:
         Measure(3 atoms in R^2, float32, cpu)
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, dtype: torch.dtype | None = None) -> None:
         self.law: TokenLaw | None = None
+        self._dtype = dtype
         self.sets: list[Measure] = []
         self.batched = False
         """Whether the sets came as a tensor of three axes."""
@@ -47,7 +49,8 @@ class Population:
             self.law = data
         else:
             self.batched = getattr(data, "ndim", 0) == 3
-            self.sets = [_as_measure(part) for part in _parts(data)]
+            self.sets = [_as_measure(part, dtype) for part in _parts(data)]
+            _check_sizes(self.sets)
             dims = sorted({mu.dim for mu in self.sets})
             if len(dims) > 1:
                 raise ValueError(f"All sets of `data` must have one dimension, got {dims}.")
@@ -81,10 +84,10 @@ class Population:
                 drawn = self.law(n, generator)
             except TypeError as error:
                 raise TypeError(
-                    "`data`, a function, must take a number and a generator, "
-                    f"`law(n, generator)`: {error}"
+                    "If `data` is a function, it is called as `data(n, generator)`. That call "
+                    f"failed: {error}"
                 ) from error
-            mu = _as_measure(drawn)
+            mu = _as_measure(drawn, self._dtype)
             if mu.n != n:
                 raise ValueError(f"`data(n, generator)` must draw n = {n} tokens, got {mu.n}.")
             uniform = bool((mu.log_weights == mu.log_weights[0]).all())
@@ -112,16 +115,33 @@ def _parts(data: Any) -> Sequence[Any]:
     return list(data) if getattr(data, "ndim", 0) == 3 else [data]
 
 
-def _as_measure(part: Any) -> Measure:
+def _check_sizes(sets: Sequence[Measure]) -> None:
+    """Raise if there is no set of at least two tokens."""
+    if max(mu.n for mu in sets) > 1:
+        return
+    count, dim = len(sets), sets[0].dim
+    what = "one token" if count == 1 else f"{count} sets of one token each"
+    fix = "Give at least two tokens."
+    if count > 1:
+        fix = f"If these are {count} tokens of one set, give them as ({count}, {dim})."
+    raise ValueError(
+        f"`data` must have sets of at least two tokens, got {what}: a set of one token does not "
+        f"show how tokens act on each other. {fix}"
+    )
+
+
+def _as_measure(part: Any, dtype: torch.dtype | None) -> Measure:
     """One set of tokens as a measure."""
     if isinstance(part, Measure):
         if part.batch_shape:
             raise ValueError(f"A set of `data` must be one measure, got a batch: {part}.")
         return part.detach().strip()
-    if isinstance(part, np.ndarray):
-        part = torch.from_numpy(part)
     if hasattr(part, "to_numpy"):  # a data frame
-        part = torch.as_tensor(part.to_numpy())
+        part = part.to_numpy()
+    if isinstance(part, np.ndarray):
+        part = torch.as_tensor(part)
+        if part.is_floating_point() and dtype is not None:
+            part = part.to(dtype)
     if not isinstance(part, Tensor):
         raise TypeError(
             "`data` must be tokens `(n, d)`, a list of such sets, a Measure, or a function "
@@ -136,4 +156,6 @@ def _as_measure(part: Any) -> Measure:
     check_floating("data", part, "(n, d)", 2)
     if part.ndim != 2:
         raise ValueError(f"A set of `data` must have shape (n, d), got {tuple(part.shape)}.")
+    if not bool(part.isfinite().all()):
+        raise ValueError("`data` must be finite, got NaN or infinity. Remove such rows.")
     return Measure(part.detach())

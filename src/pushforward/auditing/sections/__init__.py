@@ -1,8 +1,13 @@
 """The parts of an audit: each asks one question of a model."""
 
-from ._depth import depth as depth
-from ._relations import relations as relations
-from ._sensitivity import sensitivity as sensitivity
-from ._size import size as size
-from ._symmetries import symmetries as symmetries
-from ._theorem import theorem as theorem
+from ._depth import depth
+from ._relations import relations
+from ._sensitivity import sensitivity
+from ._size import size
+from ._symmetries import BROKEN, symmetries
+from ._theorem import CONTINUITY, theorem
+
+CHECKS = (*BROKEN, CONTINUITY)
+"""Checks inside a section that can be required by name."""
+
+__all__ = ["CHECKS", "depth", "relations", "sensitivity", "size", "symmetries", "theorem"]

@@ -19,7 +19,7 @@ from ...approximation import conditional_rank
 from ...pictures import plot
 from .._case import Case, selected
 from .._inside import attention
-from .._section import Section, count
+from .._section import Section, Status, count
 from ._depth import TOKENS
 
 QUERIES = 40
@@ -27,6 +27,9 @@ QUERIES = 40
 
 SHOWN = 48
 """The most heads whose matrices are drawn."""
+
+UNIFORM = 0.99
+"""Heads whose entropy is above this share of its maximum attend to all tokens alike."""
 
 SHARP = 0.1
 """Heads whose entropy is below this share of its maximum attend to few tokens."""
@@ -65,10 +68,14 @@ def relations(case: Case) -> Section:
     sharp = sum((head["entropy"] or 0.0) < SHARP for head in flat)
     if sharp:
         verdict += f"; {count(sharp, 'head')} with nearly all weight on few tokens"
+    status: Status = "good"
+    if min(head["entropy"] or 0.0 for head in flat) > UNIFORM:
+        status = "noted"
+        verdict += "; every head averages all tokens alike, as with random weights"
     lines = [_layer_line(k, row, layers[k]) for k, row in enumerate(table)]
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
     plots = [_table_picture(table), _matrix_picture(layers)]
-    return Section("relations", "good", verdict, lines, numbers, plots)
+    return Section("relations", status, verdict, lines, numbers, plots)
 
 
 def _layer_line(k: int, row: list[Head], heads: Tensor) -> str:
@@ -127,9 +134,9 @@ def _table_picture(table: list[list[Head]]) -> dict:
     return plot(
         "Every head", "", "", traces, yaxis={"autorange": "reversed"},
         updatemenus=[_menu(list(NAMES.values()))],
-        caption="Entropy 1 is the mean of all tokens, 0 one of them. Column sums: 0 if every "
-        "token is attended to as much as any other. The rank is the least dimension of a head "
-        "that could do this.",
+        caption="Entropy is 1 if a head attends to all tokens alike and 0 if it attends to one. "
+        "Column sums are 0 if all tokens receive the same attention. The rank is the smallest "
+        "head dimension that can represent the head.",
     )  # fmt: skip
 
 

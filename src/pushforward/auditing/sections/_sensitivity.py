@@ -22,6 +22,7 @@ from ...representation.boxes import answer_distance
 from ...representation.continuity import Moves, Pair, Region, Response, measured, steepest
 from .._case import CLOUD, Case
 from .._section import Section, Status
+from ._one_token import one_token, one_token_picture
 
 POINTS = 4
 """Points whose outputs are compared."""
@@ -38,6 +39,9 @@ ROUNDS = 40
 HALVINGS = 12
 """How often the steepest pairs are halved."""
 
+IGNORED = 0.005
+"""Models whose outputs owe less than this share of their variance to the context ignore it."""
+
 LIPSCHITZ = 0.8
 """Exponents below this belong to a map that is not Lipschitz."""
 
@@ -53,7 +57,8 @@ def sensitivity(case: Case) -> Section:
     """Replace and move the other tokens, and search for the steepest change."""
     case = case.of_one_law()
     mu = case.context()
-    response = answer_distance(case.box, 10 * case.baseline(mu).rounding)
+    rounding = case.baseline(mu).rounding
+    response = answer_distance(case.box, 10 * rounding)
     # The share of a context in all tokens of a call, of which the point may be one.
     share = mu.n / (mu.n + case.box.tokens_per_query)
     pair: Measured = partial(measured, response, share=share)
@@ -65,6 +70,14 @@ def sensitivity(case: Case) -> Section:
     worst, local = _halved(pair, case, [*replaced, *moved, *steep])
     overall = power([(c.distance, c.response) for c in moved if c.response > 0])
     status, verdict = _verdict(overall, local, worst, mu.n)
+    single = None if case.box.weighted else one_token(case, points, rounding)
+    if single is not None and single.stays:
+        status, verdict = "bad", str(single)
+    elif status == "good" and worst.ratio > 0 and variance is not None and variance < IGNORED:
+        status = "noted"
+        verdict = (
+            f"outputs hardly depend on the context: it explains {variance:.1%} of the variance"
+        )
     numbers = {
         "share": variance, "tokens": mu.n, "exponent": overall[0], "exponent_error": overall[1],
         "worst_exponent": local[0], "worst": _as_dict(worst),
@@ -72,10 +85,15 @@ def sensitivity(case: Case) -> Section:
         "moved": [{"w1": c.distance, "response": c.response} for c in moved],
     }  # fmt: skip
     source = "the token itself" if case.queries is None else "the query"
-    lines = _lines(variance, source, worst)
-    return Section(
-        "sensitivity", status, verdict, lines, numbers, [_picture(replaced, moved, worst)]
-    )
+    lines, plots = _lines(variance, source, worst), [_picture(replaced, moved, worst)]
+    if single is not None:
+        lines.append(str(single))
+        numbers["one_token"] = {
+            "sizes": single.sizes, "effects": single.effects, "exponent": single.exponent,
+            "share": single.share,
+        }  # fmt: skip
+        plots.append(one_token_picture(single))
+    return Section("sensitivity", status, verdict, lines, numbers, plots)
 
 
 def _replaced(
@@ -179,8 +197,8 @@ def _verdict(
     small = [exponent for exponent, error in (overall, local) if exponent + 2 * error < LIPSCHITZ]
     if small:
         return "noted", (
-            "the response to a change of the context goes as its W1 distance to the power "
-            f"{min(small):.2f}: small changes have large effects"
+            "small changes of the context have large effects: the response grows like W1 to the "
+            f"power {min(small):.2f}, where a Lipschitz map has 1"
         )
     exponent, error = overall
     proportion = ""
@@ -190,8 +208,8 @@ def _verdict(
             f"{exponent:.2f}, standard error {error:.2f}): "
         )
     return "good", (
-        f"{proportion}in everything that was tried, at most {worst.ratio:.3g} times the change, "
-        f"in contexts of {n} tokens"
+        f"{proportion}no change that was tried moved an output by more than {worst.ratio:.3g} "
+        f"times the W1 distance of the contexts ({n} tokens)"
     )
 
 
@@ -238,6 +256,6 @@ def _picture(replaced: list[Pair], moved: list[Pair], worst: Pair) -> dict:
     return plot(
         "One point, two contexts", "W1 of the contexts", "distance of its images", traces,
         xaxis=log([c.distance for c in shown]), yaxis=log([c.response for c in shown]),
-        caption="Below the dashed line, the steepest change found, one point's output changes by "
-        "less than that many times the change of its context.",
+        caption="The dashed line has the slope of the steepest change found. All other changes "
+        "lie below it.",
     )  # fmt: skip

@@ -87,9 +87,8 @@ def _repeated(case: Case) -> tuple[list[tuple[int, float]], float]:
 def _length_matters(broken: list[tuple[int, float]], scale: float) -> tuple[Status, str]:
     n, change = broken[-1]
     return "bad", (
-        f"the number of tokens itself matters: from {broken[0][0]} tokens on, repeating one "
-        f"context changes its outputs, by {change:.2g} at {n} tokens (outputs are of size "
-        f"{scale:.2g})"
+        f"outputs depend on the number of tokens itself: repeating a context changes them by "
+        f"{change:.2g} at {n} tokens (outputs have size {scale:.2g})"
     )
 
 
@@ -104,12 +103,15 @@ def _convergence(rate: float, error: float, visible: bool) -> tuple[Status, str]
     if not visible:
         return "good", "outputs do not depend on the other tokens"
     if math.isnan(rate):
-        return "noted", "no rate could be fitted: the spread falls to rounding too soon"
+        return "noted", (
+            "no rate could be measured, because the spread is at rounding level already for small "
+            "contexts"
+        )
     if rate <= CONVERGES:
         return "good", (
-            f"converges: the spread over contexts of m tokens falls as m^{rate:.2f} "
-            f"(standard error {error:.2f}; a smooth map has m^-0.5), and the number of tokens "
-            "itself does not matter"
+            f"converges: the spread of outputs over contexts of m tokens falls as m^{rate:.2f} "
+            f"(standard error {error:.2f}; a smooth map has m^-0.5), and repeating tokens does "
+            "not change them"
         )
     how = "converges slowly, if at all" if rate + 2 * error < 0 else "does not visibly converge"
     return "noted", (
@@ -126,8 +128,8 @@ def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict
         half = [s0 * (m / m0) ** -0.5 for m, _ in positive]
         traces.append(guide([m for m, _ in positive], half, "m^-1/2"))
     return plot(
-        "The same point in contexts of m tokens of one law", "tokens m", "spread of the output",
-        traces, xaxis=ticks(sizes), yaxis=log(spreads),
+        "Spread of one output over random contexts of m tokens", "tokens m",
+        "spread of the output", traces, xaxis=ticks(sizes), yaxis=log(spreads),
         caption=f"Standard deviation over {CONTEXTS} contexts drawn anew: for a smooth map of "
         "measures it falls along the dashed line.",
     )  # fmt: skip
@@ -139,7 +141,7 @@ def _length_picture(changes: list[tuple[int, float]], tolerance: float) -> dict:
     change = dots(tokens, [max(d, tolerance * 1e-4) for _, d in changes], "change")
     change["line"] = {"color": RED}
     return plot(
-        "One context, written more often", "tokens", "change of outputs",
+        "One context, repeated", "tokens", "change of outputs",
         [change, guide(tokens, [tolerance] * len(tokens), "tolerance")],
         xaxis=ticks(tokens), yaxis=log(change["y"], [tolerance]),
         caption="Twice the same tokens is the same measure: above the dashed line the number of "

@@ -13,7 +13,9 @@ depends on the smallest mass that the model takes:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from ...representation import (
     BlackBoxError,
     Characterisation,
     Excess,
+    MapBox,
     Population,
     Verdict,
     characterise,
@@ -35,6 +38,7 @@ from ...representation.continuity import (
     RATIO,
     Continuity,
     Law,
+    Outcome,
     Precision,
     Region,
     Search,
@@ -44,6 +48,9 @@ from ...representation.continuity import (
 from .._case import CLOUD, Case
 from .._section import Section, Status
 from ._symmetries import rewriting_tests
+
+CONTINUITY = "continuity in the measure"
+"""The name of a check that only models with weights allow."""
 
 ATOMS = 12
 """Tokens of the contexts of the search."""
@@ -63,11 +70,10 @@ ESTIMATES = 30
 
 def theorem(case: Case) -> Section:
     """What [A, Thm. 1] says about the model."""
-    if case.box.pooled:
+    if case.box.pooled and not case.box.weighted:
         return Section(
             "theorem", "absent",
-            "one output for the whole set: G(mu, x) = F(mu) does not depend on x, and there is "
-            "nothing to recover",
+            "the model has one output for the whole set, so there is no output per token to test",
         )  # fmt: skip
     cloud = case.points(CLOUD)
     if not Region.around(cloud).size > 0:
@@ -127,7 +133,23 @@ def _section(
             numbers["recovered"] = errors
         if recovered.pairs:
             plots.append(_recovered_picture(recovered.pairs))
-    return Section("theorem", status, verdict, lines, numbers, plots)
+    tried, skipped = _tried(case, found)
+    return Section(
+        "theorem", status, verdict, lines, numbers, plots, tried=tried, not_tried=skipped
+    )
+
+
+def _tried(case: Case, found: Characterisation) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Whether continuity in the measure was examined, or why not."""
+    seen = found.in_measure
+    if not case.between_measures:
+        return (), {}
+    if seen is None:
+        return (), {CONTINUITY: "an earlier test decided"}
+    if seen.outcome is Outcome.NOT_TRIED and found.lipschitz is not None:
+        certified = found.lipschitz.upper < math.inf
+        return ((CONTINUITY,), {}) if certified else ((), {CONTINUITY: seen.detail})
+    return (CONTINUITY,), {}
 
 
 def _characterised(case: Case, mu: Measure, cloud: Tensor) -> Characterisation:
@@ -140,8 +162,9 @@ def _characterised(case: Case, mu: Measure, cloud: Tensor) -> Characterisation:
     """
     queries, population = case.queries, case.population
     if case.between_measures:
-        seed, model = case.generator.initial_seed(), case.box.model
-        return characterise(model, population.context, size=ATOMS, seed=seed, progress=False)
+        box, seed = cast(MapBox, case.box), case.generator.initial_seed()
+        f = box.f if box.gamma is None else box.gamma
+        return characterise(f, population.context, size=ATOMS, seed=seed, progress=False)
     law: Law = population.context
     if queries is None:
         images, size, precision = case.box.images(), ATOMS, _list_precision(case)
@@ -194,15 +217,15 @@ def _verdict(
         return status, verdict
     if recovered is not None and recovered.deviation > ESTIMATES * recovered.estimate + tolerance:
         return "noted", (
-            f"{verdict}, but not continuous in the context: a small mass put at a token is not "
-            "sent to the output of the token"
+            f"{verdict}, but not continuous in the context: a token of small weight, added where "
+            "another token lies, gets another output than that token"
         )
     if jumps.refuted:
         how = f"it jumps as the token moves, or is steeper than {jumps.slope:.2g}"
         if jumps.growth > GROWS:
             how = "its slope grows as the mass of the token falls"
         return "noted", (
-            f"{verdict}, but the image of a token is not like that of a continuous map (B2): {how}"
+            f"{verdict}, but the output of a token seems to jump, which (B2) forbids: {how}"
         )
     return status, verdict
 
@@ -238,7 +261,10 @@ class Recovered:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"images could not be recovered from unordered outputs: {self.problem}"
+            return (
+                "images could not be recovered from unordered outputs: too few tokens, or outputs "
+                "too close to each other"
+            )
         return (
             f"images recovered from unordered outputs are within {self.deviation:.1e} of the "
             f"model's own (estimated error {self.estimate:.1e})"
@@ -332,7 +358,7 @@ def _recovered_picture(pairs: list[tuple[float, float]]) -> dict:
         dots(own, again, "coordinates of images", line=False, marker={"color": RED}),
     ]
     return plot(
-        "The in-context map, recovered from outside", "the model's own output", "recovered",
+        "Outputs recovered from the unordered set", "the model's own output", "recovered",
         traces,
         caption="Where a small mass put at a token goes, seen from the unordered outputs alone, "
         "against the output that the model gives for the token.",

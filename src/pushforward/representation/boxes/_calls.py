@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,11 +13,16 @@ from .._errors import BlackBoxError
 
 
 def as_tensor(out: Any) -> Tensor:
-    """What a model returns as one tensor: the first of several, or `last_hidden_state`."""
+    """What a model returns as one tensor: the first of several, or `last_hidden_state`.
+
+    A NumPy array becomes a tensor, without gradients.
+    """
     if isinstance(out, Mapping):
         out = out.get("last_hidden_state", next(iter(out.values()), None))
     if isinstance(out, (tuple, list)) and out:
         out = out[0]
+    if isinstance(out, np.ndarray) and out.dtype.kind in "biuf":
+        out = torch.as_tensor(out)
     if isinstance(out, Tensor) and out.layout != torch.strided:
         out = out.to_dense()
     if isinstance(out, Tensor) and not out.numel():
@@ -25,8 +31,8 @@ def as_tensor(out: Any) -> Tensor:
         raise BlackBoxError(f"it returned {type(out).__name__}, not a tensor")
     if not out.is_floating_point():
         raise BlackBoxError(
-            f"it returned {out.dtype} numbers, for which continuity has no meaning: have it "
-            "return scores or probabilities"
+            f"it returned {out.dtype} values, such as class labels: have it return scores or "
+            "probabilities"
         )
     return out.detach() if not torch.is_grad_enabled() else out
 

@@ -59,7 +59,8 @@ class MapBox(BlackBox):
                 self.gamma, self.dtype = _in_float64(self.gamma, example)
             example = example.to(self.dtype)  # without times, as `images` has none
             self._example = Measure.unchecked(example.atoms, example.log_weights)
-        self._f: MeasureMap = f if self.gamma is None else self.gamma.push
+        self.f: MeasureMap = f if self.gamma is None else self.gamma.push
+        """The map, as a function of measures."""
 
     def push(self, mu: Measure) -> Measure:
         """The image of a measure: checked, without atoms of no mass, normalised.
@@ -68,7 +69,7 @@ class MapBox(BlackBox):
             CallRejected: if the map raises an exception.
             BlackBoxError: if the result is no measure, a batch of them, or not finite.
         """
-        out = call_model(self._f, mu if self.dtype is None else mu.to(self.dtype))
+        out = call_model(self.f, mu if self.dtype is None else mu.to(self.dtype))
         if not isinstance(out, Measure):
             raise BlackBoxError(f"The map returned {type(out).__name__}, not a Measure.")
         if out.batch_shape:
@@ -115,6 +116,8 @@ class MapBox(BlackBox):
         Raises:
             NotRecovered: if the images of small masses do not show it.
         """
+        if self.pooled:
+            return self.push(mu).atoms[:1].expand(len(x), -1)
         if self.gamma is not None:
             queries = Measure(x) if self.gamma.paired else x
             times = None if mu.times is None else mu.times.amax().expand(len(x))
@@ -170,7 +173,7 @@ class MapBox(BlackBox):
             with torch.enable_grad():
                 atoms = self._example.atoms.detach().clone().requires_grad_()
                 mu = Measure.unchecked(atoms, self._example.log_weights.detach())
-                out = self._embedded(call_model(self._f, mu))
+                out = self._embedded(call_model(self.f, mu))
                 (slope,) = torch.autograd.grad(out.atoms.square().sum(), atoms)
             return bool(slope.isfinite().all())
         except RuntimeError:  # also what the map raised
@@ -187,7 +190,7 @@ class MapBox(BlackBox):
 
     def _same_kind(self, mu: Measure) -> Measure:
         """The image of one measure or of a batch; an error if it has another shape."""
-        out = call_model(self._f, mu)
+        out = call_model(self.f, mu)
         if not isinstance(out, Measure) or out.batch_shape != mu.batch_shape:
             raise BlackBoxError(f"For {mu} it returned {out}, not one measure for each.")
         out = self._embedded(out)
