@@ -63,7 +63,7 @@ class Verdict(Enum):
     """
 
     IN_CONTEXT = "in-context map (not refuted)"
-    NOT_A_MEASURE_MAP = "not a measure map"
+    NOT_A_MEASURE_MAP = "depends on more than the measure"
     JUMPS = "not continuous in the measure"
     SPLITS_ATOMS = "splits or re-weights atoms (B1)"
     NOT_CONTINUOUS = "no continuous in-context map (B2)"
@@ -130,23 +130,23 @@ class Characterisation:
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)]
         if self.witness is not None:
-            draws = "" if self.witness.drawn else " (on a measure that is no draw of the law)"
+            draws = "" if self.witness.drawn else " (on a measure that the search found, not a draw of `law`)"
             lines.append(f"  because {self.witness.what}{draws}")
         if self.in_measure is not None and self.verdict is not Verdict.JUMPS:
             lines.append(f"  in the measure: {self.in_measure}")
         if self.continuity is not None:
             c = self.continuity
             lines.append(
-                f"  gaps fall as h^{1 - c.exponent:.2f} (standard error {c.error:.2f}), tested "
-                f"down to h = {c.smallest[0]:.0e}, eta = {c.smallest[1]:.0e}"
+                f"  images of points at distance h differ by about h^{1 - c.exponent:.2f} (standard "
+                f"error {c.error:.2f}), down to h = {c.smallest[0]:.0e}, mass {c.smallest[1]:.0e}"
             )
             if c.holder:
-                lines.append(f"  as of a Hölder continuous map of exponent {1 - c.exponent:.2f}")
+                lines.append(f"  like a Hölder continuous map of exponent {1 - c.exponent:.2f}")
             if c.slow:
                 lines.append(
                     f"  slower than any power of h: {c.kept:.0%} of a gap is left over six decades"
                 )
-            lines += [f"  K({eta:.0e}) = {steep:.3g}" for eta, steep in c.table]
+            lines += [f"  steepest slope with mass {eta:.0e}: {steep:.3g}" for eta, steep in c.table]
         if self.lipschitz is not None:
             k = self.lipschitz
             upper = "no bound is certified" if math.isinf(k.upper) else f"at most {k.upper:.4g}"
@@ -237,7 +237,7 @@ def _tested(
     region = Region.around(points, box.manifold)
     known = Characterisation(Verdict.UNKNOWN, deviation=deviation)
     if not region.size > 0:
-        return replace(known, reason="all draws of the law are one point")
+        return replace(known, reason="all measures drawn by `law` are one point, so that none can move")
     in_measure = _in_measure(box, law, size, region, generator, tick)
     known = replace(known, in_measure=in_measure)
     if in_measure.pair is not None:
@@ -359,6 +359,6 @@ def _witness_pair(search: Search, found: Continuity) -> tuple[Measure, list[Tens
 def _jump(search: Search, found: Continuity) -> Witness:
     gap, (mu, ends) = found.witness, _witness_pair(search, found)
     return Witness(
-        f"a mass of {gap.eta:.0e} that moves by {gap.h:.1e} has its image move by {gap.gap:.2g}",
+        f"when a mass of {gap.eta:.0e} moves by {gap.h:.1e}, its image moves by {gap.gap:.2g}",
         mu, None, ends[0], ends[1], gap.eta, bool(gap.candidate.drawn[0]),
     )  # fmt: skip

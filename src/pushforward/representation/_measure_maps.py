@@ -215,7 +215,7 @@ def mass_residual(
         worst = max(worst, decoding.residual)
         # Several subsets within the tolerance: the weights are not generic enough to conclude.
         if decoding.owner is None and decoding.problem != "several subsets":
-            what = f"output masses are no sums of input masses ({decoding.problem})"
+            what = f"an output mass is not a sum of input masses ({decoding.problem})"
             return worst, Witness(what, mu, drawn=drawn)
     return worst, None
 

@@ -37,7 +37,7 @@ class QueryBox(BlackBox):
 
     def outputs(self, mu: Measure, x: Tensor | None = None) -> Tensor:
         if x is None:
-            raise BlackBoxError("a context has no outputs of its own, only queries have")
+            raise BlackBoxError("it has outputs for queries only, not for the tokens of a context")
         atoms = as_token_list(mu)
         given = (atoms[None], x[None]) if self.set_axis else (atoms, x)
         out = as_tensor(call_model(self.model, *(t.clone() for t in given)))
@@ -56,7 +56,7 @@ class QueryBox(BlackBox):
         return self.outputs(mu, x) if self.independent else self.alone(mu, x)
 
     def push(self, mu: Measure) -> Measure:
-        raise BlackBoxError("a context has no image of its own, only queries have")
+        raise BlackBoxError("it has outputs for queries only, not for the tokens of a context")
 
     def images(self) -> ImageFinder:
-        raise BlackBoxError("a context has no image of its own, only queries have")
+        raise BlackBoxError("it has outputs for queries only, not for the tokens of a context")

@@ -131,8 +131,8 @@ def repetitions(mu: Measure) -> Int[Tensor, " n"]:
             return counts.round().long()
         share += 1
     raise BlackBoxError(
-        f"weights that are no multiples of one over at most {MOST_COPIES} cannot be written as "
-        "repetitions"
+        "these weights cannot be written as repetitions of tokens: they are no multiples of 1/n "
+        f"for any n up to {MOST_COPIES}"
     )
 
 

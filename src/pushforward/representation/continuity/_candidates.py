@@ -78,7 +78,7 @@ class Candidates:
     drawn: Tensor
 
     def pick(self, index: Tensor) -> Candidates:
-        """Some of them."""
+        """The candidates with these indices."""
         return Candidates(*(tensor[index] for tensor in self._tensors()))
 
     def with_eta(self, eta: float) -> Candidates:

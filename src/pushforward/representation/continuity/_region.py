@@ -48,7 +48,7 @@ class Region:
 
     @property
     def radius(self) -> float:
-        """Of the smallest ball around the origin that contains it."""
+        """The radius of the smallest ball around the origin that contains it."""
         return float(torch.maximum(self.low.abs(), self.high.abs()).norm())
 
     @property

@@ -30,7 +30,7 @@ from ._candidates import ONE_BY_ONE, Candidates, ImageFinder, SearchBudget, Wide
 from ._region import Law, Region
 
 RATIO = math.sqrt(10)
-"""Of one distance to the next."""
+"""The ratio of one distance to the next."""
 
 NEAR = 10
 """In the zoom, moves are between h/NEAR and NEAR h long."""
