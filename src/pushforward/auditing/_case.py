@@ -160,7 +160,9 @@ class Baseline:
 def ordered(out: Tensor | Measure) -> Tensor:
     """Outputs in the order of their tokens; an error if they have none."""
     if isinstance(out, Measure):
-        raise BlackBoxError("its outputs are an unordered set: which output belongs to which token is not known")
+        raise BlackBoxError(
+            "its outputs are an unordered set: which output belongs to which token is not known"
+        )
     return out
 
 

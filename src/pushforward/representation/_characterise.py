@@ -130,15 +130,15 @@ class Characterisation:
     def __str__(self) -> str:
         lines = [f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)]
         if self.witness is not None:
-            draws = "" if self.witness.drawn else " (on a measure that the search found, not a draw of `law`)"
+            draws = "" if self.witness.drawn else " (on a measure that is not a draw of `law`)"
             lines.append(f"  because {self.witness.what}{draws}")
         if self.in_measure is not None and self.verdict is not Verdict.JUMPS:
             lines.append(f"  in the measure: {self.in_measure}")
         if self.continuity is not None:
             c = self.continuity
             lines.append(
-                f"  images of points at distance h differ by about h^{1 - c.exponent:.2f} (standard "
-                f"error {c.error:.2f}), down to h = {c.smallest[0]:.0e}, mass {c.smallest[1]:.0e}"
+                f"  images of points at distance h differ by about h^{1 - c.exponent:.2f} "
+                f"(standard error {c.error:.2f}), down to h = {c.smallest[0]:.0e}, mass {c.smallest[1]:.0e}"
             )
             if c.holder:
                 lines.append(f"  like a Hölder continuous map of exponent {1 - c.exponent:.2f}")
@@ -146,7 +146,7 @@ class Characterisation:
                 lines.append(
                     f"  slower than any power of h: {c.kept:.0%} of a gap is left over six decades"
                 )
-            lines += [f"  steepest slope with mass {eta:.0e}: {steep:.3g}" for eta, steep in c.table]
+            lines += [f"  steepest slope, mass {eta:.0e}: {steep:.3g}" for eta, steep in c.table]
         if self.lipschitz is not None:
             k = self.lipschitz
             upper = "no bound is certified" if math.isinf(k.upper) else f"at most {k.upper:.4g}"
@@ -237,7 +237,7 @@ def _tested(
     region = Region.around(points, box.manifold)
     known = Characterisation(Verdict.UNKNOWN, deviation=deviation)
     if not region.size > 0:
-        return replace(known, reason="all measures drawn by `law` are one point, so that none can move")
+        return replace(known, reason="all measures that `law` draws are one point")
     in_measure = _in_measure(box, law, size, region, generator, tick)
     known = replace(known, in_measure=in_measure)
     if in_measure.pair is not None:

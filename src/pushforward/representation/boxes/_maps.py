@@ -192,7 +192,7 @@ class MapBox(BlackBox):
         """The image of one measure or of a batch; an error if it has another shape."""
         out = call_model(self.f, mu)
         if not isinstance(out, Measure) or out.batch_shape != mu.batch_shape:
-            raise BlackBoxError(f"For {mu} it returned {out}, not one measure for each of the batch.")
+            raise BlackBoxError(f"For {mu} it returned {out}, not a batch of measures.")
         out = self._embedded(out)
         if self._image_dim is not None and out.dim != self._image_dim:
             raise BlackBoxError(
