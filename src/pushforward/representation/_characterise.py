@@ -138,7 +138,8 @@ class Characterisation:
             c = self.continuity
             lines.append(
                 f"  images of points at distance h differ by about h^{1 - c.exponent:.2f} "
-                f"(standard error {c.error:.2f}), down to h = {c.smallest[0]:.0e}, mass {c.smallest[1]:.0e}"
+                f"(standard error {c.error:.2f}), down to h = {c.smallest[0]:.0e} and mass "
+                f"{c.smallest[1]:.0e}"
             )
             if c.holder:
                 lines.append(f"  like a Hölder continuous map of exponent {1 - c.exponent:.2f}")
