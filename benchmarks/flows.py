@@ -200,11 +200,13 @@ def main():
 
 {page}
 
-Sinkhorn steps along a flow, 100 steps to t = 1:
+Sinkhorn steps along a flow of 100 steps to t = 1. A cold start begins at zero, a warm start at
+the last potential, and a predicted start at an extrapolation of the last few:
 
 {table(head, sinkhorn_steps())}
 
-Flows of independent clouds in the cube, d = 3, at fixed queries, 40 pairs of clouds:
+The difference between the flows of two independent clouds in the cube at fixed queries, d = 3,
+over 40 pairs of clouds:
 
 {table(["N", "RMSE", "RMSE sqrt(N)"], token_rate())}
 """

@@ -198,63 +198,71 @@ def main():
 
 PAGE = r"""# Benchmarks
 
-`make bench` writes this page. {where} Medians.
+`make bench` writes this page. {where} Times are
+medians. Where a section names another commit, its figures were measured at that commit.
 
 ## A small layer
 
-Attention with 4 heads of dimension 16 on 64 atoms in dimension 16, float32: `gamma.push(mu)`
-against the same arithmetic written by hand with the same modules. The bar is 1.5.
+The table compares `gamma.push(mu)` with the same arithmetic written by hand with the same
+modules. The layer is attention with 4 heads of dimension 16 on 64 atoms in dimension 16, in
+float32. The ratio should be below 1.5.
 
 {overhead}
 
 ## The reductions
 
-float32, one head, weights with a gradient of their own; "with gradients" is forward and backward
-in queries, keys, values and weights. The error is relative, against float64. The dense reference
-is left out above 8,192, where its matrices take gigabytes.
+In float32, with one head. "With gradients" is the forward and the backward pass, with gradients
+of queries, keys, values and weights. The error is relative to a computation in float64. The
+dense reference is left out above 8,192 points, where its matrices take gigabytes.
 
 {reductions}
 
 ## Memory
 
-Peak resident memory in MB of the streamed reductions, and of two Sinkhorn steps with the plan
-applied (gradients through the steps, or implicit), forward and backward, d = 4, float32, above
-what the process held before. A dense 32,768 x 32,768 matrix takes 4,295 MB.
+Peak resident memory in MB, in addition to what the process held before, of a forward and a
+backward pass with d = 4 in float32. The first three rows are streamed reductions. The last two
+are two Sinkhorn steps and an application of the plan, with gradients through the steps and with
+implicit gradients. The columns are numbers of points. One dense 32,768 x 32,768 matrix would
+take 4,295 MB.
 
 {memory}
 
 ## On a GPU
 
-`average` with weights, as `benchmarks/gpu.py` prints it there. The tiles are plain PyTorch: they
-save memory, not time.
+The output of `benchmarks/gpu.py` for `average` with weights. The streamed implementation is
+written in plain PyTorch. It saves memory, not time.
 
 ```
 {gpu}```
 
-Sinkhorn relations and attention, as `benchmarks/gpu_sinkhorn.py` prints it. To a tolerance, the
-kernel is stored while it takes at most 8 GiB.
+The output of `benchmarks/gpu_sinkhorn.py` for Sinkhorn relations and attention. With a
+tolerance, the kernel is stored if it takes at most 8 GiB.
 
 ```
 {gpu_sinkhorn}```
 
 ## Sinkhorn
 
-Two clouds in the unit cube, to an L1 marginal error measured in float64 on the result, as
-`benchmarks/sinkhorn.py` writes it. Cells: seconds, error reached, steps, peak memory above the
-process. Kernel-domain solvers (POT `sinkhorn`, OTT kernel) hold $e^{{-c/\varepsilon}}$ itself and
-underflow at small temperatures. Ours holds the kernel at its current potentials while it takes at
-most 1 GiB; "streamed" forbids that.
+Couplings of two clouds in the unit cube, measured by `benchmarks/sinkhorn.py`. Solvers stop at
+the L1 marginal error that the heading states, and the error of the result is measured in
+float64. Each cell has the seconds, the error reached, the steps, and the peak memory in addition
+to that of the process. Other solvers get four times our time, and at least 20 seconds. A run is
+not started if it is expected to take longer, from the time of the smaller problem. Solvers in
+the kernel domain (POT `sinkhorn`, OTT kernel) store $e^{{-c/\varepsilon}}$ itself, which
+underflows at small temperatures. Ours stores the kernel at its current potentials if it takes at
+most 1 GiB, and "streamed" never does.
 
 {sinkhorn}
 ## Small doubly stochastic matrices
 
-As `benchmarks/stochastic.py` writes it.
+Measured by `benchmarks/stochastic.py`.
 
 {stochastic}
 ## Flows
 
-Softmax attention in three dimensions as a flow, as `benchmarks/flows.py` writes it. The naive loop
-holds all pairs, and so does SDPA in float32 at a head dimension of three.
+The flow of softmax attention in three dimensions, measured by `benchmarks/flows.py`. The naive
+loop stores all pairs, and so does PyTorch's `scaled_dot_product_attention` (SDPA) in float32
+with heads of dimension three.
 
 {flows}
 On a GPU:
@@ -264,12 +272,12 @@ On a GPU:
 
 ## Verdicts and audits
 
-As `benchmarks/verdicts.py` writes it.
+Measured by `benchmarks/verdicts.py`.
 
 {verdicts}
 ## Transport on the line
 
-float64, one core; errors against extended precision.
+In float64 on one core. Errors are relative to a computation in extended precision.
 
 {line}
 """

@@ -115,15 +115,18 @@ def main():
     page = f"""\
 {date.today()}, {cpu()}, {torch.get_num_threads()} threads, torch {torch.__version__}.
 
-Forward, float32, logits N(0, std²), milliseconds; 20 iterations end where they end.
+Forward pass in float32 on normal logits of standard deviation std, times in milliseconds. "20
+log" and "20 linear" are 20 plain Sinkhorn iterations, in the log domain and in the linear
+domain, whatever error they reach.
 
 {table(FORWARD, rows)}
 
-Forward and backward, std 4, milliseconds.
+Forward and backward pass at std 4, in milliseconds.
 
 {table(["n", "batch", "ours", "20 log, unrolled", "ratio"], grads)}
 
-Plain log-domain iterations to 1e-6 at std 8, compacting, at most {CAP:,} steps.
+Comparison with plain iterations in the log domain until the error is 1e-6, at std 8 and for at
+most {CAP:,} steps. Matrices that have converged leave the batch.
 
 {table(["n", "batch", "ours ms", "plain ms", "times faster", "plain gave up"], slow)}
 """

@@ -101,12 +101,13 @@ def main():
     page = f"""\
 {where()}
 
-Verdicts of `characterise`, 30 atoms in the plane, float64, medians of three seeds; a map that is
-called with one measure at a time has no certified bound.
+Verdicts of `characterise` with 30 atoms in the plane, in float64, medians of three seeds. In the
+last column the map is a plain function that takes one measure per call, so no certified bound is
+known.
 
 {table(head, rows)}
 
-Audits, float32, seconds for each section:
+Audits in float32, seconds for each section:
 
 {table(parts, audits)}
 """
