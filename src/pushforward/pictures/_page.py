@@ -46,8 +46,8 @@ MARKS = {
     "good": "good",
     "noted": "worth a look",
     "bad": "refuted",
-    "absent": "nothing to see",
-    "failed": "failed",
+    "absent": "does not apply",
+    "failed": "could not be tested",
 }
 
 DRAW = """
