@@ -1,0 +1,51 @@
+"""Random clouds that many experiments use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..measures import Measure, MeasureMap
+from ..representation import zoo
+
+Cloud = Callable[[int], Measure]
+
+
+def box(n: int, d: int, generator: torch.Generator) -> Measure:
+    r"""Points drawn uniformly from $[-1,1]^d$, of equal weight."""
+    return Measure(2 * torch.rand(n, d, generator=generator) - 1)
+
+
+def ball(n: int, d: int, generator: torch.Generator) -> Measure:
+    """Points of the box, scaled into the unit ball."""
+    return Measure(box(n, d, generator).atoms / d**0.5)
+
+
+def dyadic(atoms: Tensor) -> Measure:
+    r"""Points with weights proportional to $2^{-i}$, whose subset sums all differ."""
+    return Measure(atoms, 0.5 ** torch.arange(1, len(atoms) + 1).to(atoms)).normalise()
+
+
+def simplex(atoms: Tensor, generator: torch.Generator) -> Measure:
+    """Points with random weights."""
+    weights = torch.rand(len(atoms), generator=generator).to(atoms) + 0.05
+    return Measure(atoms, weights).normalise()
+
+
+def shuffled(mu: Measure, generator: torch.Generator) -> Measure:
+    """The same measure with its atoms in another order, equal ones merged."""
+    order = torch.randperm(mu.n, generator=generator)
+    return Measure(mu.atoms[order], log_weights=mu.log_weights[order]).merge()
+
+
+def maps(count: int, dim: int = 2, seed: int = 0) -> list[MeasureMap]:
+    """In-context maps of several kinds, as maps between measures."""
+    made = [
+        zoo.attention(dim, 1.0, seed), zoo.stack(dim, 2, 1.0, seed), zoo.mlp(dim, seed),
+        zoo.vlasov(dim, seed), zoo.attention(dim, 5.0, seed + 1), zoo.stack(dim, 3, 5.0, seed + 1),
+        zoo.mlp(dim, seed + 1), zoo.vlasov(dim, seed + 1), zoo.attention(dim, 1.0, seed + 2),
+        zoo.stack(dim, 2, 1.0, seed + 2), zoo.mlp(dim, seed + 2), zoo.vlasov(dim, seed + 2),
+    ]  # fmt: skip
+    return [gamma.push for gamma in made[:count]]

@@ -1,0 +1,1 @@
+"""Paper B: contextual relations and which of them attention approximates."""
