@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "representation": "_tools measures distances maps flows",
     "auditing": "_tools measures distances relations pictures maps flows approximation "
     "representation",
-    "statements": "_tools ops measures affinities sinkhorn relations distances pictures maps flows "
-    "approximation representation auditing",
+    "statements": "_tools ops measures affinities sinkhorn relations distances pictures maps "
+    "flows approximation representation auditing",
 }
 """Which chapters a chapter may import; the root imports all of them."""
 
