@@ -38,6 +38,8 @@ MAY_IMPORT = {
     "representation",
     "statements": "_tools ops measures affinities sinkhorn relations distances pictures maps "
     "flows approximation representation auditing",
+    "_command": "_tools ops measures affinities sinkhorn relations distances pictures maps "
+    "flows approximation representation auditing statements",
 }
 """Which chapters a chapter may import; the root imports all of them."""
 
