@@ -30,7 +30,7 @@ def test_verify_prints_a_table_and_writes_a_file(tmp_path, capsys):
         (["verify", "--only", "Z.*"], "No statement matches"),
         (["verify", "--family", "dances"], "`family` must be one of"),
         (["verify", "--bogus"], "No such option"),
-        (["verify", "--seed", "one"], "one"),
+        (["verify", "--seed", "one"], "--seed"),
         (["dance"], "No such command"),
         (["verify", "--only", "A.eq8", "--quick", "--json", "/no/such/folder/x.json"], "No such"),
     ],

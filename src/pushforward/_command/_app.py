@@ -71,5 +71,6 @@ def _failed(error: Exception, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     else:
-        typer.echo(f"pushforward: {error}", err=True)
+        words = getattr(error, "format_message", lambda: str(error))()  # names the option
+        typer.echo(f"pushforward: {words}", err=True)
     return code
