@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from .._tools.output import atomic_file
-from ..statements import REGISTRY, Result, as_dict, select, verify as run
+from ..statements import REGISTRY, Result, as_dict, page, select, verify as run
 
 
 def verify(
@@ -33,6 +33,9 @@ def verify(
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page that needs no network to this file.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes.")] = 2,
 ) -> int:
@@ -67,12 +70,17 @@ def verify(
         )  # fmt: skip
     seconds = time.perf_counter() - begin
     _print(console, results, self_test, seconds)
-    if output is not None:
-        record = as_dict(results, quick=quick, seed=seed, defects=self_test, seconds=seconds)
-        with atomic_file(output) as draft:
-            draft.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        console.print(f"Results: {output}")
+    record = as_dict(results, quick=quick, seed=seed, defects=self_test, seconds=seconds)
+    for file, text in ((output, _json(record)), (html, "" if html is None else page(record))):
+        if file is not None:
+            with atomic_file(file) as draft:
+                draft.write_text(text, encoding="utf-8")
+            console.print(f"Written: {file}")
     return 0 if all(r.ok != self_test for r in results) else 1
+
+
+def _json(record: dict[str, Any]) -> str:
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
 def _print(console: Console, results: Sequence[Result], self_test: bool, seconds: float) -> None:
