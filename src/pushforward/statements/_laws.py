@@ -49,3 +49,10 @@ def maps(count: int, dim: int = 2, seed: int = 0) -> list[MeasureMap]:
         zoo.stack(dim, 2, 1.0, seed + 2), zoo.mlp(dim, seed + 2), zoo.vlasov(dim, seed + 2),
     ]  # fmt: skip
     return [gamma.push for gamma in made[:count]]
+
+
+def cones(count: int, dim: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    r"""A random function of Lipschitz constant 1, $\varphi(x)=\min_j(|x-z_j|-c_j)$."""
+    tips = 2 * torch.rand(count, dim, generator=generator) - 1
+    heights = torch.rand(count, generator=generator)
+    return lambda x: ((x[..., None, :] - tips).norm(dim=-1) - heights).amin(-1)
