@@ -247,7 +247,7 @@ def not_uniform(s: Setting) -> Iterator[Check]:
 def regular_part(s: Setting) -> Iterator[Check | Figure]:
     """Several maps and test functions, at points off and on the support."""
     g, errors, count = s.generator(), [], s.pick(10, 3)
-    for gamma in several(s.pick(8, 4)):
+    for gamma in several(s.pick(6, 4)):
         mu = cloud(5, g)
         for k in range(count):
             x, psi = (point(g) if k % 2 else mu.atoms[0]), wave(2.0, g)
