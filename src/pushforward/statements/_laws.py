@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..representation import zoo
 
@@ -40,6 +41,12 @@ def shuffled(mu: Measure, generator: torch.Generator) -> Measure:
     return Measure(mu.atoms[order], log_weights=mu.log_weights[order]).merge()
 
 
+def several(count: int, seed: int = 0) -> list[InContextMap]:
+    """In-context maps of four kinds, of moderate slopes."""
+    kinds = (zoo.attention, zoo.stack, zoo.mlp, zoo.vlasov)
+    return [kinds[k % 4](2, seed=seed + k // 4) for k in range(count)]
+
+
 def maps(count: int, dim: int = 2, seed: int = 0) -> list[MeasureMap]:
     """In-context maps of several kinds, as maps between measures."""
     made = [
@@ -49,3 +56,32 @@ def maps(count: int, dim: int = 2, seed: int = 0) -> list[MeasureMap]:
         zoo.stack(dim, 2, 1.0, seed + 2), zoo.mlp(dim, seed + 2), zoo.vlasov(dim, seed + 2),
     ]  # fmt: skip
     return [gamma.push for gamma in made[:count]]
+
+
+def cones(count: int, dim: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    r"""A random function of Lipschitz constant 1, $\varphi(x)=\min_j(|x-z_j|-c_j)$."""
+    tips = 2 * torch.rand(count, dim, generator=generator) - 1
+    heights = torch.rand(count, generator=generator)
+    return lambda x: ((x[..., None, :] - tips).norm(dim=-1) - heights).amin(-1)
+
+
+def cloud(n: int, generator: torch.Generator) -> Measure:
+    """Points of the unit disc with random weights."""
+    return simplex(ball(n, 2, generator).atoms, generator)
+
+
+def point(generator: torch.Generator) -> Tensor:
+    """A point of the unit disc."""
+    return ball(1, 2, generator).atoms[0]
+
+
+def unit(generator: torch.Generator) -> Tensor:
+    """A direction of the plane."""
+    u = torch.randn(2, generator=generator)
+    return u / u.norm()
+
+
+def wave(slope: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    r"""$\psi(y)=\sin(s\,u\cdot y)$ with a random direction $u$, of slope at most $s$."""
+    u = slope * unit(generator)
+    return lambda y: (y @ u).sin()

@@ -98,7 +98,9 @@ def statement(
     def register(run: Experiment) -> Experiment:
         if id in REGISTRY:
             raise ValueError(f"There are two statements {id!r}.")
-        family = run.__module__.rpartition(".")[2].removeprefix("_")
+        # a family is a file; a second file of a family names it by `FAMILY`
+        name = run.__module__.rpartition(".")[2].removeprefix("_")
+        family = getattr(sys.modules[run.__module__], "FAMILY", name)
         REGISTRY[id] = Statement(
             id, family, source, text, formula, run, defect, seconds, api, note
         )

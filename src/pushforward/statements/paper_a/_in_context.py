@@ -13,14 +13,8 @@ from ...maps import Attention, Compose, InContextMap
 from ...measures import Measure
 from ...representation import Decode, Excess, Weak, recover, zoo
 from .._checks import Check, bounded, holds, refuted
-from .._laws import ball, box, simplex
+from .._laws import ball, box, several, simplex
 from .._statement import Setting, planted, statement
-
-
-def several(count: int) -> list[InContextMap]:
-    """In-context maps of four kinds."""
-    kinds = (zoo.attention, zoo.stack, zoo.mlp, zoo.vlasov)
-    return [kinds[k % 4](2, seed=k // 4) for k in range(count)]
 
 
 def largest(errors: Iterator[Tensor]) -> float:
