@@ -39,7 +39,7 @@ from .maps import (
     Transformer,
     from_sequence_model,
 )
-from .measures import Measure, MeasureMap
+from .measures import Measure, MeasureMap, collate
 from .relations import Conditional, Coupling, Normaliser, Relation, Sinkhorn, Softmax, relate
 from .representation import characterise, recover
 from .sinkhorn import doubly_stochastic
@@ -49,7 +49,7 @@ __all__ = [
     "Dopri5", "Dot", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix", "Measure",
     "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "PostNorm", "PreNorm", "Relation",
     "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance", "Torus", "Transformer",
-    "audit", "characterise", "doubly_stochastic", "energy_distance", "fields", "flow",
+    "audit", "characterise", "collate", "doubly_stochastic", "energy_distance", "fields", "flow",
     "from_sequence_model", "mmd", "realise", "recover", "relate", "sinkhorn_divergence",
     "sliced_wasserstein", "wasserstein",
 ]  # fmt: skip
