@@ -31,8 +31,10 @@ from .maps import (
     Block,
     Causal,
     Compose,
+    Dropout,
     InContextMap,
     Pointwise,
+    Pool,
     PostNorm,
     PreNorm,
     Residual,
@@ -46,12 +48,12 @@ from .sinkhorn import doubly_stochastic
 
 __all__ = [
     "RK4", "Affinity", "Attention", "Block", "Causal", "Compose", "Conditional", "Coupling",
-    "Dopri5", "Dot", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix", "Measure",
-    "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "PostNorm", "PreNorm", "Relation",
-    "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance", "Torus", "Transformer",
-    "audit", "characterise", "collate", "doubly_stochastic", "energy_distance", "fields", "flow",
-    "from_sequence_model", "mmd", "realise", "recover", "relate", "sinkhorn_divergence",
-    "sliced_wasserstein", "wasserstein",
+    "Dopri5", "Dot", "Dropout", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix",
+    "Measure", "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "Pool", "PostNorm",
+    "PreNorm", "Relation", "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance",
+    "Torus", "Transformer", "audit", "characterise", "collate", "doubly_stochastic",
+    "energy_distance", "fields", "flow", "from_sequence_model", "mmd", "realise", "recover",
+    "relate", "sinkhorn_divergence", "sliced_wasserstein", "wasserstein",
 ]  # fmt: skip
 
 _CHAPTERS = [

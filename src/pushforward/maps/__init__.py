@@ -4,14 +4,16 @@ from ._attention import Attention, AttentionMap, Causal
 from ._bounds import ScoreBounds, attention_bound, average_bound, score_bounds
 from ._composition import Compose, Composition
 from ._in_context import Answer, At, Container, InContextMap, advance, relations_inside, within
-from ._layers import MLP, Pointwise, Residual
+from ._layers import MLP, Dropout, Pointwise, Residual
 from ._lipschitz import Lipschitz, lipschitz_bound, norm
+from ._pooling import AttentionPool, Pool
 from ._sequences import from_sequence_model
 from ._transformer import Block, PostNorm, PreNorm, Transformer
 
 __all__ = [
-    "Answer", "At", "Attention", "AttentionMap", "Block", "Causal", "Compose", "Composition",
-    "Container", "InContextMap", "Lipschitz", "MLP", "Pointwise", "PostNorm", "PreNorm",
-    "Residual", "ScoreBounds", "Transformer", "advance", "attention_bound", "average_bound",
-    "from_sequence_model", "lipschitz_bound", "norm", "relations_inside", "score_bounds", "within",
+    "Answer", "At", "Attention", "AttentionMap", "AttentionPool", "Block", "Causal", "Compose",
+    "Composition", "Container", "Dropout", "InContextMap", "Lipschitz", "MLP", "Pointwise",
+    "Pool", "PostNorm", "PreNorm", "Residual", "ScoreBounds", "Transformer", "advance",
+    "attention_bound", "average_bound", "from_sequence_model", "lipschitz_bound", "norm",
+    "relations_inside", "score_bounds", "within",
 ]  # fmt: skip
