@@ -90,6 +90,26 @@ def test_pools_keep_the_dtype(name, dtype):
     assert worst(found.double(), expected) < 200 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize(
+    "pool", [pf.Pool, lambda f: pf.maps.AttentionPool(pf.Attention(4), features=f)]
+)
+def test_pools_under_autocast(pool):
+    model, mu = pool(encoder(norm=pf.PreNorm())).float(), measure().float()
+    expected = model(mu)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(mu)
+    # A few dozen roundings of relative size 2^-8 in the encoder.
+    assert worst(found.float(), expected) < 0.1
+
+
+@pytest.mark.unhooked
+@pytest.mark.parametrize("name", ["transformer", "queries, features"])
+def test_pools_compile(name):
+    pool, mu = POOLS[name](), pf.Measure(torch.randn(3, 5, 2).to(torch.get_default_dtype()))
+    compiled = torch.compile(pool, fullgraph=True, backend="aot_eager")
+    assert worst(compiled(mu), pool(mu)) < 1e-12
+
+
 def test_pools_against_their_sums():
     mu, f = measure(), nn.Linear(2, 3)
     total = mu.weights @ f(mu.atoms)
@@ -251,6 +271,8 @@ def test_messages():
         pf.Pool(3)
     with pytest.raises(ValueError, match="float32 parameters"):
         pf.Pool(nn.Linear(2, 2).float())(mu)
+    with pytest.raises(ValueError, match="The map has torch.float32 parameters"):
+        pf.maps.AttentionPool(pf.Attention(2)).float()(mu)
     with pytest.raises(ValueError, match="causal"):
         pf.maps.AttentionPool(pf.Attention(2, mask=pf.Causal()))
     with pytest.raises(ValueError, match="need a dimension"):

@@ -123,7 +123,8 @@ class AttentionPool(nn.Module):
         image = _image(self.features, mu)
         k = len(self.queries)
         equal = image.log_weights.new_full((k,), -math.log(k))
-        return self.gamma(image, Measure.unchecked(self.queries, equal)).flatten(-2)
+        queries = self.queries.to(image.dtype)  # under autocast, features are in half precision
+        return self.gamma(image, Measure.unchecked(queries, equal)).flatten(-2)
 
 
 def _check_features(features: Features | None) -> None:
