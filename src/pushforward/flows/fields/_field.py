@@ -264,8 +264,8 @@ class Layers(TimeDependent, Container):
         shapes = [{name: p.shape for name, p in named.items()} for named in tensors]
         if any(s != shapes[0] for s in shapes) or any(k != kinds[0] for k in kinds):
             raise ValueError(
-                "Layers must be of one kind, with the same heads and tensors of the same names and "
-                "shapes, to be interpolated."
+                "Layers must be of one kind, with the same heads and with tensors of the same "
+                "names and shapes, to be interpolated."
             )
         self.layers, self.t1 = nn.ModuleList(layers), t1
 
