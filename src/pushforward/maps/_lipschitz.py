@@ -2,9 +2,9 @@ r"""Lipschitz bounds that are certain: derived from formulas, not estimated from
 
 $$|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu),\qquad|\Gamma(\mu,x)|\le\rho$$
 
-for points and measures of equal mass in the ball of radius $R$. Bounds compose: the images of the first map lie
-in the ball of radius $\rho$, on which the next map is bounded. The formulas of maps are in
-`_bounds`, those of fields in the chapter `flows`.
+for points and measures of equal mass in the ball of radius $R$. Bounds compose: the images of the
+first map lie in the ball of radius $\rho$, on which the next map is bounded. The formulas of maps
+are in `_bounds`, those of fields in the chapter `flows`.
 """
 
 from __future__ import annotations
