@@ -10,6 +10,7 @@ from ._in_context import (
     InContextMap,
     advance,
     for_each_context,
+    queries_for_each,
     relations_inside,
     with_children,
     within,
@@ -25,5 +26,6 @@ __all__ = [
     "Composition", "Container", "Dropout", "InContextMap", "Lipschitz", "MLP", "Pointwise",
     "Pool", "PostNorm", "PreNorm", "Residual", "ScoreBounds", "Transformer", "advance",
     "attention_bound", "average_bound", "for_each_context", "from_sequence_model",
-    "lipschitz_bound", "norm", "relations_inside", "score_bounds", "with_children", "within",
+    "lipschitz_bound", "norm", "queries_for_each", "relations_inside", "score_bounds",
+    "with_children", "within",
 ]  # fmt: skip
