@@ -37,7 +37,8 @@ CASES = {
     "no atoms": (lambda: pf.Measure(torch.ones(0, 2)), "at least one atom"),
     "flat atoms": (lambda: pf.Measure(torch.ones(3)), "points[:, None]"),
     "integer atoms": (lambda: pf.Measure(torch.ones(3, 2).long()), "floating point, got"),
-    "a list": (lambda: pf.Measure([[1.0]]), "must be a Tensor"),
+    "a list of integers": (lambda: pf.Measure([[1]]), "floating point, got a list of integers"),
+    "a word": (lambda: pf.Measure("atoms"), "must be a Tensor, got str"),
     "NaN atoms": (lambda: pf.Measure(torch.tensor([[1.0], [NAN]])), "weight zero to leave"),
     "weights of another dtype": (
         lambda: pf.Measure(X.double(), torch.ones(3, dtype=torch.float32)),
@@ -282,7 +283,7 @@ CASES = {
     "no parts": (lambda: MU.split(0), "positive count"),
     "NaN shares": (lambda: MU.split([NAN, 1.0]), "sum to one"),
     "a negative tolerance": (lambda: MU.merge(-1.0), "must be a distance"),
-    "a list of times": (lambda: pf.Measure(X, times=[1, 2, 3]), "`times` must be a Tensor"),
+    "a short list of times": (lambda: pf.Measure(X, times=[1, 2]), "`times` must have shape (3,)"),
     "a list of weights": (lambda: pf.Measure.mixture([MU], [1.0]), "must be a Tensor, got list"),
     "a stack of tensors": (lambda: pf.Measure.stack([X]), "must be a Measure, got Tensor"),
     "a mask of integers": (lambda: MU.restrict(torch.tensor([1, 0, 1])), "must be boolean"),

@@ -238,6 +238,7 @@ def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
     p = _first_parameter(module)
     if p is None or (p.dtype == atoms.dtype and p.device == atoms.device):
         return
+    check_tensor("mu.atoms", atoms)  # an array is on "cpu", which is not torch.device("cpu")
     if p.device != atoms.device:
         raise ValueError(
             f"The map is on {p.device}, the measure on {atoms.device}. Move one: `.to(device)`."

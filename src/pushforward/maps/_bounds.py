@@ -14,11 +14,12 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
+from .._tools.precision import exp_or_inf
 from ..affinities import Dot, SquaredDistance
 from ..relations import Bilinear, Exponential, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
 from ._composition import Composition
-from ._layers import MLP, Pointwise, Residual
+from ._layers import MLP, Dropout, Pointwise, Residual
 from ._lipschitz import ROUNDING, Lipschitz, lipschitz_bound, norm, unknown_bound
 
 ACTIVATIONS: dict[object, float] = {
@@ -57,6 +58,13 @@ def pointwise_bound(gamma: Pointwise, radius: float) -> Lipschitz:
         raise NotImplementedError("A bound needs the dimension: `Pointwise(f, dim=...)`.")
     zero = tensors[0].new_zeros(1, dim) if tensors else torch.zeros(1, dim)
     return _pointwise(f, _function_lipschitz(f), radius, zero)
+
+
+@lipschitz_bound.register(Dropout)
+def dropout_bound(gamma: Dropout, radius: float) -> Lipschitz:
+    r"""1 in `eval` mode, $1/(1-p)$ for any mask in training."""
+    factor = 1 / (1 - gamma.p) if gamma.training and gamma.p < 1 else 1.0
+    return Lipschitz(1.0, 0.0, radius, radius).scaled(factor)
 
 
 @lipschitz_bound.register(MLP)
@@ -189,7 +197,7 @@ def _(normaliser: Softmax, scores: ScoreBounds, radius: float) -> Lipschitz:
     # The derivative in x is the covariance of pi(.|x) times the mixed derivative of s. In nu, the
     # weights e^s vary by a factor of e^(2 sup|d_y s| R) at most on the ball.
     swing = 2 * scores.y * radius
-    return Lipschitz(scores.mixed * radius**2, _exp(swing) * (1 + swing), radius, radius)
+    return Lipschitz(scores.mixed * radius**2, exp_or_inf(swing) * (1 + swing), radius, radius)
 
 
 @average_bound.register(Sigmoid)
@@ -199,7 +207,7 @@ def _(normaliser: Sigmoid, scores: ScoreBounds, radius: float) -> Lipschitz:
 
 @average_bound.register(Exponential)
 def _(normaliser: Exponential, scores: ScoreBounds, radius: float) -> Lipschitz:
-    top = _exp(scores.size)
+    top = exp_or_inf(scores.size)
     return _density_bound(top, top, scores, radius)
 
 
@@ -217,8 +225,3 @@ def _density_bound(top: float, steep: float, scores: ScoreBounds, radius: float)
     """
     x, mu = steep * scores.x * radius, top + steep * scores.y * radius
     return Lipschitz(x, mu, radius, top * radius)
-
-
-def _exp(x: float) -> float:
-    """Infinite rather than an error."""
-    return math.exp(x) if x < 700 else math.inf

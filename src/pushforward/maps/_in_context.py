@@ -154,10 +154,7 @@ class InContextMap(nn.Module, ABC):
             t: times of the queries, for causal maps.
         """
         if x is None:
-            raise TypeError(
-                "An in-context map takes a context and queries: `gamma(mu, x)`. To move the "
-                "context itself: `gamma.push(mu)`, with `mu = pf.Measure(tokens)`."
-            )
+            raise TypeError(_alone(self, mu))
         queries = None
         if isinstance(x, Measure):
             queries = x
@@ -198,8 +195,8 @@ class InContextMap(nn.Module, ABC):
     def lipschitz(self, radius: float) -> Lipschitz:
         r"""A certain bound for contexts and queries in the ball of a radius, from the formula.
 
-        $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$. Maps whose formula gives
-        none raise `NotImplementedError`; a map of your own gives one by
+        $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$ for $\mu,\nu$ of equal mass.
+        Maps whose formula gives none raise `NotImplementedError`; a map of your own gives one by
         `pf.maps.lipschitz_bound.register`. For fields on a sphere it holds on the sphere.
 
         Args:
@@ -239,6 +236,23 @@ class InContextMap(nn.Module, ABC):
                 f"query is at time {t.min().item():g}, the context begins at "
                 f"{mu.times.amin(-1).max().item():g}. Give the context a token at or before it."
             )
+
+
+def _alone(gamma: InContextMap, mu: object) -> str:
+    """What to say about a map that was called without queries."""
+    name = type(gamma).__name__
+    if isinstance(mu, Measure):
+        return (
+            f"{name} was called with a measure and no queries. It takes a context and queries: "
+            "`gamma(mu, x)`. To move the measure itself: `gamma.push(mu)`. `nn.Sequential` gives "
+            "its modules one argument: use `pf.Compose(*maps)` instead, or `pf.Pool(gamma)` in it "
+            "for one vector per measure."
+        )
+    return (
+        f"{name} was called with {type(mu).__name__} alone. An in-context map takes a context and "
+        "queries: `gamma(mu, x)`. To move the context itself: `gamma.push(mu)`, with "
+        "`mu = pf.Measure(tokens)`."
+    )
 
 
 class At(Transport):
@@ -360,11 +374,14 @@ def stages(
 ) -> Iterator[Answer]:
     """Each map as a function of points, its context being what the maps before made of `mu`.
 
-    Atoms are moved by themselves, so that queries do not change a bit of them.
+    Atoms are moved by themselves, so that queries do not change a bit of them. Queries that move
+    are other ones for every context of a batch.
     """
     *inner, last = maps
     if not any(gamma.two_sided for gamma in maps):
         queries = None
+    if inner and queries is not None:
+        queries = queries_for_each(mu, queries)
     for k, gamma in enumerate(inner):
         own = asked = gamma.condition(mu, None, within(starts, f"{k}"))
         if queries is not None and gamma.two_sided:
@@ -388,6 +405,14 @@ def _layers(gamma: InContextMap) -> list[InContextMap]:
     if not (isinstance(gamma, Container) and gamma.sequential):
         return [gamma]
     return [layer for part in gamma.parts() for layer in _layers(part)]
+
+
+def queries_for_each(mu: Measure, queries: Measure) -> Measure:
+    """A copy of the queries, with weights and times, for every context of a batch."""
+    atoms = for_each_context(mu, queries.atoms, 2)
+    logs = for_each_context(mu, queries.log_weights, 1)
+    times = None if queries.times is None else for_each_context(mu, queries.times, 1)
+    return Measure.unchecked(atoms, logs, times)
 
 
 def for_each_context(mu: Measure, x: Tensor, axes: int) -> Tensor:
