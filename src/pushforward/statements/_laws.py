@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..flows.fields import SelfAttention
 from ..measures import Measure, MeasureMap
 from ..representation import zoo
 
@@ -49,3 +50,14 @@ def maps(count: int, dim: int = 2, seed: int = 0) -> list[MeasureMap]:
         zoo.stack(dim, 2, 1.0, seed + 2), zoo.mlp(dim, seed + 2), zoo.vlasov(dim, seed + 2),
     ]  # fmt: skip
     return [gamma.push for gamma in made[:count]]
+
+
+def attention_field(d: int, scale: float, generator: torch.Generator) -> SelfAttention:
+    """Attention with normal matrices of one scale, as a velocity."""
+    Q, K, V = (scale * torch.randn(3, d, d, generator=generator)).unbind(0)
+    return SelfAttention(Q, K, V)
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference."""
+    return float((a - b).abs().max())
