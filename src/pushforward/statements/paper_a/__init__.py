@@ -1,5 +1,5 @@
 """Paper A: support-preserving maps, in-context maps, Theorem 1, transformers and flows."""
 
-from . import _in_context, transformers
+from . import _in_context, flows, transformers
 
-__all__ = ["_in_context", "transformers"]
+__all__ = ["_in_context", "flows", "transformers"]
