@@ -46,17 +46,24 @@ def softmax_recursion(field: SelfAttention, mean: Tensor, cov: Tensor) -> tuple[
     return mean, cov
 
 
+def strength(Q: Tensor, K: Tensor, cov: Tensor) -> float:
+    """The size of scores, which the nodes must resolve."""
+    norm = max(float(torch.linalg.matrix_norm(K.mT @ P, 2)) for P in (Q, K))
+    return norm * float(torch.linalg.eigvalsh(cov).max())
+
+
 def gentle(
     kind: dict[str, Any], d: int, limit: float, generator: torch.Generator
 ) -> SelfAttention:
     """A field whose scores the nodes resolve, on all layers."""
     Q, K, V = torch.randn(3, d, d, generator=generator).unbind(0)
     V = V / torch.linalg.matrix_norm(V, 2)
+    factor = (limit / strength(Q, K, start(d)[1])) ** 0.5
+    Q, K = factor * Q, factor * K
     while True:
         field = SelfAttention(Q, K, V, **kind)
         path = gaussian(field, *start(d), t1=1.0, solver=Euler(steps=LAYERS), save=LAYERS)
-        size = max(float(torch.linalg.matrix_norm(K.mT @ P, 2)) for P in (Q, K))
-        if size * float(torch.linalg.eigvalsh(path.covariances).max()) <= limit:
+        if strength(Q, K, path.covariances) <= limit:
             return field
         Q, K = 0.9 * Q, 0.9 * K
 
@@ -74,7 +81,7 @@ def start(d: int) -> tuple[Tensor, Tensor]:
     r"\alpha'=M\alpha+hV\alpha,\qquad\Sigma'=M\Sigma M^\top,\qquad M=I+hV\Sigma A,\ A=K^\top Q"
     r"\quad\text{(softmax)}",
     defect=planted(__name__, "nodes", unweighted),
-    seconds=(5.0, 1.2),
+    seconds=(0.2, 0.1),
     api=("Measure.gaussian", "flows.gaussian", "Sinkhorn"),
     note="The nodes resolve scores up to a half; beyond, digits are lost.",
 )
@@ -98,7 +105,7 @@ def gaussians_stay(s: Setting) -> Iterator[Check | Figure]:
                 mean, cov = softmax_recursion(field, *start(d))
             errors += [gap(mu.mean(), mean), gap(mu.covariance(), cov)]
         yield holds(max(errors), 1e-12, f"{name}:")
-    yield picture(attention_field(2, 0.5, g))
+    yield picture(gentle({}, 2, 0.5, g))
 
 
 def picture(field: SelfAttention) -> Figure:
@@ -139,7 +146,7 @@ symmetric_of = symmetric
     "softmax attention has a closed form, with a pole.",
     r"\Sigma(t)=\bigl(\Sigma_0^{-1}-vt\,(A+A^\top)\bigr)^{-1},\qquad V=vI",
     defect=planted(__name__, "symmetric", lambda A: A),
-    seconds=(0.5, 0.2),
+    seconds=(0.5, 0.1),
     api=("flows.gaussian",),
 )
 def closed_form(s: Setting) -> Iterator[Check | Figure]:
@@ -202,7 +209,7 @@ def own_token(mu: Measure, x: Tensor) -> Tensor:
     "inverse root of N.",
     r"\bigl(\mathbb E|\Gamma(\mu_N,x)-\Gamma(\mu,x)|^2\bigr)^{1/2}\propto N^{-1/2}",
     defect=planted(__name__, "asked_at", own_token),
-    seconds=(0.5, 0.3),
+    seconds=(0.5, 0.1),
     api=("fields.SelfAttention",),
 )
 def random_tokens(s: Setting) -> Iterator[Check | Figure]:
@@ -244,7 +251,7 @@ def from_few_points(n: int, d: int, generator: torch.Generator) -> Measure:
     "The distance of two independent clouds of N points falls more slowly in higher dimensions.",
     r"\mathbb E\,W_1(\mu_N,\nu_N)\propto N^{-1/2}\ (d=1),\qquad N^{-1/3}\ (d=3)",
     defect=planted(__name__, "cloud", from_few_points),
-    seconds=(1.8, 0.6),
+    seconds=(1.2, 0.4),
     api=("wasserstein",),
 )
 def distances_of_clouds(s: Setting) -> Iterator[Check | Figure]:
@@ -272,7 +279,7 @@ def distances_of_clouds(s: Setting) -> Iterator[Check | Figure]:
     "The flow of N random particles, at fixed points, tends to its limit at the same rate.",
     r"\bigl(\mathbb E|G_T(\mu_N,x)-G_T(\mu,x)|^2\bigr)^{1/2}\propto N^{-1/2}",
     defect=planted(__name__, "asked_at", own_token),
-    seconds=(5.0, 1.0),
+    seconds=(3.3, 1.0),
     api=("Flow", "flows.token_study"),
 )
 def random_particles(s: Setting) -> Iterator[Check | Figure]:
@@ -316,7 +323,7 @@ def by_softmax(field: SelfAttention) -> InContextMap:
     "gradient flow: it makes the entropic cost of transport fall, at a known rate.",
     r"\frac d{dt}OT(\mu_t,\mu_t)=-2\int|T[\mu_t]|^2\,d\mu_t,\qquad V=Q^\top K=V^\top",
     defect=planted(__name__, "mover", by_softmax),
-    seconds=(1.0, 0.5),
+    seconds=(0.2, 0.2),
     api=("fields.SelfAttention.energy", "fields.SelfAttention.dissipation", "Sinkhorn"),
 )
 def gradient_flow(s: Setting) -> Iterator[Check | Figure]:

@@ -44,7 +44,6 @@ def errors_of(
     r"x^{\ell+1}=x^\ell+\tfrac TL\,\mathcal A(\mu^\ell,x^\ell)\ \longrightarrow\ "
     r"\dot x=\mathcal A(\mu_t,x)",
     defect=planted(__name__, "step", lambda depth: 1.01 / depth),
-    seconds=(0.5, 0.2),
     api=("Flow", "flows.depth_study"),
 )
 def depth_limit(s: Setting) -> Iterator[Check | Figure]:
@@ -117,7 +116,7 @@ def largest_acceleration(field: Linear, mu: Measure) -> float:
     "Lipschitz constants of the field.",
     r"\max_i|x_i^L-x_i(T)|\le\frac T{2L}\,\sup|\ddot x|\,\frac{e^{(L_x+K)T}-1}{L_x+K}",
     defect=planted(__name__, "step", lambda depth: 2 / depth),
-    seconds=(1.0, 0.3),
+    seconds=(0.2, 0.1),
     api=("InContextMap.lipschitz", "Flow"),
 )
 def bound_of_the_depth_limit(s: Setting) -> Iterator[Check | Figure]:
@@ -161,7 +160,7 @@ def limit_of_sublayers(A: InContextMap, H: MLP) -> InContextMap:
     r"x+\tfrac1L\mathcal V\ \to\ \dot x=\mathcal V=\mathcal A+H\circ(\mathrm{Id}+\mathcal A),"
     r"\qquad(x+\tfrac1LH)\circ(x+\tfrac1L\mathcal A)\ \to\ \dot x=\mathcal A+H",
     defect=planted(__name__, "limit_of_sublayers", increment),
-    seconds=(0.8, 0.3),
+    seconds=(0.6, 0.3),
     api=("fields.Sum", "flows.LieSplit", "Transformer"),
     note="The paper scales blocks; programs, as a rule, scale each sub-layer.",
 )

@@ -48,7 +48,6 @@ def gradient(x: Tensor) -> Tensor:
     "The moving measure solves the continuity equation, in its weak form.",
     r"\frac d{dt}\int\varphi\,d\mu_t=\int\nabla\varphi\cdot V[\mu_t]\,d\mu_t",
     defect=planted(__name__, "velocity", lambda field, now, before: field(before, now.atoms)),
-    seconds=(0.5, 0.2),
     api=("flow", "Measure.integrate"),
 )
 def continuity_equation(s: Setting) -> Iterator[Check | Figure]:
@@ -93,7 +92,6 @@ solution_of = solution
     "Queries follow the characteristics of the moving context, and do not change it.",
     r"\partial_tG_t(\mu,x)=V\bigl(G_t(\mu,\cdot)_\sharp\mu,\,G_t(\mu,x)\bigr)",
     defect=planted(__name__, "solution", frozen),
-    seconds=(0.3, 0.1),
     api=("Flow.path", "Flow"),
 )
 def queries_follow(s: Setting) -> Iterator[Check | Figure]:
@@ -106,9 +104,8 @@ def queries_follow(s: Setting) -> Iterator[Check | Figure]:
         flow = Flow(field, t1=1.0, solver=RK4(steps=20))
         errors.append(gap(solution(field, mu, x, 1.0, 20), flow.push(together).atoms[9:]))
     yield holds(max(errors), 1e-10, trials=len(errors))
-    path = flow.path(mu, save=20, queries=x)
-    tokens = torch.cat([now.atoms for now in path])
-    ways = torch.stack(list(path.queries)) if path.queries is not None else x[None]
+    positions = flow.path(together, save=20).map(lambda now: now.atoms)
+    tokens, ways = positions[:, :9].flatten(0, 1), positions[:, 9:]
     yield Figure(
         "Queries among tokens",
         "first coordinate",
@@ -133,7 +130,7 @@ def both(A: Tensor, B: Tensor) -> Tensor:
     defect=planted(
         __name__, "both", lambda A, B: torch.linalg.matrix_exp(A) @ torch.linalg.matrix_exp(B)
     ),
-    seconds=(0.6, 0.2),
+    seconds=(0.5, 0.2),
     api=("fields.Linear", "Flow"),
 )
 def linear_vlasov(s: Setting) -> Iterator[Check]:
@@ -166,7 +163,7 @@ def with_the_old_context(first: Flow, second: Flow, mu: Measure) -> Measure:
     "Solution maps compose, and run backwards.",
     r"f_{t+s}=f_t\circ f_s,\qquad f_{-t}\circ f_t=\mathrm{id}",
     defect=planted(__name__, "continued", with_the_old_context),
-    seconds=(0.3, 0.1),
+    seconds=(0.2, 0.1),
     api=("Flow",),
 )
 def flows_compose(s: Setting) -> Iterator[Check]:
@@ -217,7 +214,6 @@ def recovery_orders(f: MeasureMap, flow: Flow, mu: Measure, x: Tensor) -> Iterat
     "recovered from them.",
     r"f(\mu)=\mu_T\ \text{satisfies (B1), and}\quad f=G(\mu,\cdot)_\sharp\mu",
     defect=planted(__name__, "black_box", resampled),
-    seconds=(1.0, 0.4),
     api=("Flow", "recover"),
 )
 def solution_maps(s: Setting) -> Iterator[Check]:
@@ -243,7 +239,7 @@ def solution_maps(s: Setting) -> Iterator[Check]:
     r"|\Phi_t(\mu,x)-\Phi_t(\nu,y)|\le e^{Lt}|x-y|+(e^{(L+K)t}-e^{Lt})\,W_1(\mu,\nu),\qquad"
     r" W_1(\mu_t,\nu_t)\le e^{(L+K)t}\,W_1(\mu,\nu)",
     defect=planted(__name__, "solution", frozen),
-    seconds=(3.8, 0.5),
+    seconds=(1.4, 0.3),
     api=("Flow", "InContextMap.lipschitz"),
 )
 def solution_maps_are_lipschitz(s: Setting) -> Iterator[Check | Figure]:
@@ -298,7 +294,7 @@ def constants(field: InContextMap, radius: float) -> tuple[float, float]:
     r"W_1(\mu_t,\nu_t)\le e^{(L+K)t}\,W_1(\mu,\nu),\qquad"
     r" L=vbR^2,\ K=v\,e^{2bR^2}(1+2bR^2)",
     defect=planted(__name__, "constants", lambda field, radius: (0.0, 0.0)),
-    seconds=(1.5, 0.5),
+    seconds=(0.2, 0.1),
     api=("InContextMap.lipschitz", "flow"),
     note="The constants grow like the exponential of the squared radius.",
 )
@@ -340,7 +336,7 @@ def normaliser() -> Normaliser:
     "that time finite clouds live on, but have no limit as their number of tokens grows.",
     r"R(t)\le R_0\,e^{vt},\qquad S(t)=\frac{S_0}{1-t/t^*},\quad t^*=\frac1{2vaS_0}",
     defect=planted(__name__, "normaliser", Exponential),
-    seconds=(0.9, 0.3),
+    seconds=(0.6, 0.4),
     api=("flows.gaussian", "flows.FlowError", "Measure.gaussian"),
     note="Proposition 2 for attention needs compact support.",
 )

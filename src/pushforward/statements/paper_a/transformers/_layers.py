@@ -47,7 +47,7 @@ def token_by_token(gamma: Attention, mu: Measure, x: Tensor) -> Tensor:
     r"\Gamma(\mu,x)=x+\sum_hW^h\sum_jp_j^hV^hx_j,\qquad"
     r" p_j^h\propto a_j\,e^{\langle Q^hx,K^hx_j\rangle/\sqrt k}",
     defect=planted(__name__, "score_factor", lambda width: 1 / width),
-    seconds=(0.3, 0.1),
+    seconds=(0.2, 0.1),
     api=("Attention", "Residual"),
 )
 def attention_by_hand(s: Setting) -> Iterator[Check]:
@@ -72,7 +72,6 @@ def normaliser() -> Normaliser:
     "The average of a head lies in the convex hull of the values of the tokens.",
     r"\sum_jp_jVx_j\in\operatorname{conv}\{Vx_j\}",
     defect=planted(__name__, "normaliser", Exponential),
-    seconds=(0.3, 0.1),
     api=("fields.SelfAttention",),
 )
 def in_the_hull(s: Setting) -> Iterator[Check | Figure]:
@@ -87,13 +86,10 @@ def in_the_hull(s: Setting) -> Iterator[Check | Figure]:
         mu = simplex(box(8, 2, g).atoms, g)
         values, images = mu.atoms @ field.V.mT, field(mu, 2 * box(20, 2, g).atoms)
         low, high = (values @ directions.mT).aminmax(dim=0)
-        share = ((images @ directions.mT) - low) / (high - low)
+        share = (images @ directions.mT - low) / (high - low)
         worst = max(worst, float(share.max()))
-        if k == 1:
-            hull = values[(values @ directions.mT).argmax(0)]
-            drawn = (values, images, hull)
     yield bounded(worst, trials * 64 * 20, least=0.9)
-    values, images, hull = drawn
+    hull = values[(values @ directions.mT).argmax(0)]
     yield Figure(
         "Images of attention in the hull of the values",
         "first coordinate",
@@ -130,7 +126,7 @@ def layers() -> list[InContextMap]:
     r"|\Gamma(\mu,x)-\Gamma(\nu,y)|\le vbR^2\,|x-y|+v\,e^{2bR^2}(1+2bR^2)\,W_1(\mu,\nu),\quad"
     r" b=\|Q^\top K\|,\ v=\|V\|",
     defect=planted(__name__, "allowed", lambda bound, moved, distance: bound.x * moved),
-    seconds=(1.5, 0.4),
+    seconds=(1.2, 0.2),
     api=("InContextMap.lipschitz", "maps.Lipschitz"),
 )
 def lipschitz_on_balls(s: Setting) -> Iterator[Check | Figure]:
@@ -181,7 +177,6 @@ def leader(R: float) -> float:
     r"\bigl\|D(x_1,\dots,x_n)\bigr\|\approx\sqrt n\quad\text{at}\quad"
     r" x_1=Ru,\ x_2=\dots=x_n=\tfrac R2u",
     defect=planted(__name__, "leader", lambda R: R / 2),
-    seconds=(0.6, 0.2),
     api=("fields.SelfAttention",),
 )
 def leaders_are_steep(s: Setting) -> Iterator[Check | Figure]:
@@ -229,7 +224,6 @@ def across(made: Normaliser, strength: float, h: float) -> float:
     "continuous. Softmax is, however steep.",
     r"\lim_{h\to0}|\Gamma(\mu,h)-\Gamma(\mu,-h)|=2\ \text{(hardmax)},\quad 0\ \text{(softmax)}",
     defect=planted(__name__, "hard", Softmax),
-    seconds=(0.2, 0.1),
     api=("relations.Hardmax", "representation.zoo.masked_pooling"),
 )
 def hard_attention_jumps(s: Setting) -> Iterator[Check | Figure]:
@@ -276,7 +270,6 @@ def cells(n: int) -> Measure:
     r"W_1(\mu_n,\mu)\to0\ \Rightarrow\ \Gamma(\mu_n,x)\to\Gamma(\mu,x),\quad"
     r"\Gamma(\mu_n,\cdot)_\sharp\mu_n\to\Gamma(\mu,\cdot)_\sharp\mu",
     defect=planted(__name__, "cells", lambda n: Measure(torch.linspace(-1, 1, n + 1)[:-1, None])),
-    seconds=(0.3, 0.1),
     api=("Measure.grid", "wasserstein"),
 )
 def contexts_converge(s: Setting) -> Iterator[Check | Figure]:

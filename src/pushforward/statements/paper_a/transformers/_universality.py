@@ -42,7 +42,7 @@ def value_matrix(E: Tensor, F: Tensor) -> Tensor:
     r"V[\mu](x)=Ax+B\bar\mu:\qquad G=E\circ\bigl(x+E^{-1}(F-E)\bar\mu\bigr),\quad"
     r" E=e^A,\ F=e^{A+B}",
     defect=planted(__name__, "value_matrix", lambda E, F: torch.linalg.solve(E, F)),
-    seconds=(0.3, 0.1),
+    seconds=(0.2, 0.1),
     api=("Attention", "fields.Linear", "Flow"),
 )
 def linear_flow(s: Setting) -> Iterator[Check]:
@@ -94,7 +94,7 @@ def oscillators(depth: int) -> InContextMap:
     """A head that averages sines and cosines, a product, and the features anew, in turn."""
     V = torch.eye(5)[1:3]  # reads (s, c), and writes the averages to (S, C)
     head = uniform_head(5, V, torch.eye(5)[:, 3:])
-    block = [head, product_layer(1 / depth), Pointwise(lambda z: refreshed(z))]
+    block = [head, product_layer(1 / depth), Pointwise(refreshed)]
     first, last = Pointwise(features), Pointwise(lambda z: z[..., :1])
     return Compose(first, *block * depth, last)
 
@@ -107,7 +107,6 @@ def oscillators(depth: int) -> InContextMap:
     r"V[\mu](x)=\int\sin(y-x)\,d\mu(y),\qquad\text{tokens }(x,\sin x,\cos x,0,0),\qquad"
     r" \text{error}\le\frac{e^2-1}{2L}",
     defect=planted(__name__, "refreshed", kept),
-    seconds=(1.2, 0.4),
     api=("Transformer", "fields.Pairwise"),
     note="A layer that computes sines stands for an MLP as near to it as one likes.",
 )
@@ -151,7 +150,7 @@ def uniform_distance(difference: Tensor) -> float:
     defect=planted(
         __name__, "uniform_distance", lambda difference: float(difference.norm(dim=-1).min())
     ),
-    seconds=(0.8, 0.2),
+    seconds=(0.3, 0.1),
     api=("wasserstein",),
 )
 def close_maps(s: Setting) -> Iterator[Check]:
