@@ -39,3 +39,8 @@ def test_words_for_wrong_choices():
         pf.statements.verify(family="dances")
     with pytest.raises(ValueError, match="No statement matches"):
         pf.statements.verify("Z.*")
+
+
+def test_a_family_is_a_file_or_a_folder():
+    assert "A.eq8" in {s.id for s in pf.statements.select(family="in_context")}
+    assert {"A.eq9", "A.eq14", "A.cs"} <= {s.id for s in pf.statements.select(family="flows")}

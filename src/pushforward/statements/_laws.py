@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..flows.fields import SelfAttention
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ..representation import zoo
@@ -85,3 +86,14 @@ def wave(slope: float, generator: torch.Generator) -> Callable[[Tensor], Tensor]
     r"""$\psi(y)=\sin(s\,u\cdot y)$ with a random direction $u$, of slope at most $s$."""
     u = slope * unit(generator)
     return lambda y: (y @ u).sin()
+
+
+def attention_field(d: int, scale: float, generator: torch.Generator) -> SelfAttention:
+    """Attention with normal matrices of one scale, as a velocity."""
+    Q, K, V = (scale * torch.randn(3, d, d, generator=generator)).unbind(0)
+    return SelfAttention(Q, K, V)
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference."""
+    return float((a - b).abs().max())

@@ -98,9 +98,8 @@ def statement(
     def register(run: Experiment) -> Experiment:
         if id in REGISTRY:
             raise ValueError(f"There are two statements {id!r}.")
-        # a family is a file; a second file of a family names it by `FAMILY`
-        name = run.__module__.rpartition(".")[2].removeprefix("_")
-        family = getattr(sys.modules[run.__module__], "FAMILY", name)
+        # pushforward.statements.paper_a._family, or a folder of that name with several files
+        family = run.__module__.split(".")[3].removeprefix("_")
         REGISTRY[id] = Statement(
             id, family, source, text, formula, run, defect, seconds, api, note
         )

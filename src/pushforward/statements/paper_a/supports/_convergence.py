@@ -8,17 +8,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..._tools.fits import power
-from ...distances import wasserstein
-from ...maps import InContextMap
-from ...measures import Measure
-from ...representation import decode, zoo
-from .._checks import Check, bounded, holds, rate, refuted
-from .._figure import Figure, series
-from .._laws import ball, box, cones, simplex
-from .._statement import Setting, planted, statement
-
-FAMILY = "supports"
+from ...._tools.fits import power
+from ....distances import wasserstein
+from ....maps import InContextMap
+from ....measures import Measure
+from ....representation import decode, zoo
+from ..._checks import Check, bounded, holds, rate, refuted
+from ..._figure import Figure, series
+from ..._laws import ball, box, cones, simplex
+from ..._statement import Setting, planted, statement
 
 
 def cumulative(mu: Measure, x: Tensor) -> Tensor:

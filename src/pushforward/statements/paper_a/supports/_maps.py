@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...distances import wasserstein
-from ...measures import Measure, MeasureMap
-from ...representation import decode, refinements, rewritings, zoo
-from .._checks import Check, bounded, built, holds, refuted
-from .._figure import Figure, Series, series
-from .._laws import box, cones, dyadic, maps, shuffled, simplex
-from .._statement import Setting, planted, statement
+from ....distances import wasserstein
+from ....measures import Measure, MeasureMap
+from ....representation import decode, refinements, rewritings, zoo
+from ..._checks import Check, bounded, built, holds, refuted
+from ..._figure import Figure, Series, series
+from ..._laws import box, cones, dyadic, maps, shuffled, simplex
+from ..._statement import Setting, planted, statement
 
 TOLERANCE = 1e-6
 """How far a mass may be from a sum of masses; rounding is 1e-16."""
