@@ -209,7 +209,7 @@ def exact_density(s: Setting) -> Iterator[Check]:
     r"\quad J\le\sum_k\mu(\varphi_k)\log^+\frac\tau{\mu(\varphi_k)}"
     r"+\sum_l\nu(\chi_l)\log^+\frac\tau{\nu(\chi_l)}",
     defect=lambda: replaced(Hats, "diameter", property(lambda self: 0.0)),
-    seconds=(0.5, 0.2),
+    seconds=(2.0, 0.5),
     api=("approximation.SinkhornApproximation.bound",),
 )
 def sinkhorn_bound(s: Setting) -> Iterator[Check]:
