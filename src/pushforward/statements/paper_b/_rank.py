@@ -106,7 +106,7 @@ def softmax_rank(s: Setting) -> Iterator[Check | Figure]:
     "the rank of its logarithm with centred rows and columns.",
     r"d\ge\operatorname{rank}\bigl(J_n\log\pi\,J_m\bigr)",
     defect=planted(__name__, "centred", centred_rows),
-    seconds=(0.3, 0.1),
+    seconds=(0.6, 0.2),
     api=("realise", "approximation.realise_coupling"),
 )
 def sinkhorn_rank(s: Setting) -> Iterator[Check | Figure]:
@@ -163,7 +163,7 @@ def derivative(mu: Measure, nu: Measure, to: Normaliser, q: Tensor, k: Tensor) -
     "so that for small d almost no relation is one.",
     r"\dim=d\,(n+m-1-d)\ \text{(softmax)},\qquad\dim=d\,(n+m-2-d)\ \text{(Sinkhorn)}",
     defect=planted(__name__, "dimension", lambda n, m, d, absorbed: d * (n + m)),
-    seconds=(1.5, 0.4),
+    seconds=(0.8, 0.3),
     api=("Encoded", "relate"),
 )
 def dimension_count(s: Setting) -> Iterator[Check | Figure]:
@@ -206,21 +206,28 @@ def narrow(count: int, s: Setting) -> Iterator[tuple[Target, Realisation, Tensor
     "out, and the truncated decomposition attains it up to what the normaliser absorbs.",
     r"\|\log P-\log\hat P\|_F\ge\tau_d=\Bigl(\sum_{i>d}\sigma_i^2\Bigr)^{1/2}",
     defect=planted(__name__, "centred_rows", lambda logs: logs),
-    seconds=(0.3, 0.1),
+    seconds=(0.6, 0.2),
     api=("approximation.Realisation",),
 )
 def gap(s: Setting) -> Iterator[Check | Figure]:
     """Best heads and heads around them, in general and in the centred norm."""
-    ratios, attained = [], []
+    norms, bounds, attained = [], [], []
     for k, (target, _, tail, head) in enumerate(narrow(s.pick(20, 6), s)):
         left = target.matrix().log() - head.matrix().log()
-        ratios.append(float(tail / left.norm()))
+        norms.append(float(left.norm()))
+        bounds.append(float(tail))
         if k % 2 == 0:  # the best head
             both = isinstance(target, Coupling)
             left = centred(left) if both else left - left.mean(-1, keepdim=True)
             attained.append(abs(float(left.norm() - tail)))
+    ratios = [bound / norm for bound, norm in zip(bounds, norms, strict=True)]
     yield bounded(max(ratios), len(ratios), "logarithms")
     yield holds(max(attained), 1e-10, "in the centred norm equality", len(attained))
+    dims = (1, 2, 3)
+    best = series("best head of a target", dims, norms[-6::2], "dots")
+    around = series("a head beside it", dims, norms[-5::2], "dots")
+    curves = best, around, series("bound", dims, bounds[-6::2], "dashed")
+    yield Figure("Error in logarithms", "dimension", "norm", curves)
 
 
 def entry_gap(least: float, tail: float, size: int) -> float:
@@ -237,7 +244,7 @@ def entry_gap(least: float, tail: float, size: int) -> float:
     defect=planted(
         __name__, "entry_gap", lambda least, tail, size: -math.expm1(-tail / size**0.5)
     ),
-    seconds=(0.3, 0.1),
+    seconds=(0.6, 0.2),
     api=("approximation.Realisation",),
     note="A weak bound: the least entry of a target is small.",
 )
@@ -292,10 +299,10 @@ def trained(
     "training reaches the first of them.",
     r"\inf_{q,k}\bigl\|\bigl(\log P-\log\hat P_{q,k}\bigr)J_m\bigr\|_F=\tau_d",
     defect=planted(__name__, "tail_of", lambda values, d: float(values[d - 1 :].norm())),
-    seconds=(3.0, 0.8),
+    seconds=(2.0, 0.4),
     api=("realise", "Encoded"),
 )
-def training(s: Setting) -> Iterator[Check]:
+def training(s: Setting) -> Iterator[Check | Figure]:
     """Heads trained for three losses, from around the best head and from random ones."""
     g = s.generator()
     mu, nu = clouds(4, 5, g)
@@ -324,6 +331,10 @@ def training(s: Setting) -> Iterator[Check]:
     yield bounded(max(ratios), len(ratios), "logarithms of trained heads")
     yield bounded(max(by_entry), len(by_entry), "their entries")
     yield built(max(reached), 1e-8, "by training, a head at the bound,")
+    runs, shares = range(1, len(ratios) + 1), [1 / r for r in sorted(ratios)]
+    bound_line = series("bound", (1, len(ratios)), (1.0, 1.0), "dashed")
+    curves = series("trained", runs, shares, "dots"), bound_line
+    yield Figure("Errors of trained heads", "run, sorted", "error / bound", curves, log="y")
 
 
 ROOT = math.sqrt(8)
@@ -336,7 +347,7 @@ ROOT = math.sqrt(8)
     r"\mathrm{TV}\le\tanh\frac{\mathrm{gap}}{\sqrt8}\ \text{(softmax, by row)},\qquad"
     r"\mathrm{TV}\le\frac{\mathrm{gap}}{\sqrt8}\ \text{(Sinkhorn)}",
     defect=planted(__name__, "ROOT", 4.0),
-    seconds=(0.3, 0.1),
+    seconds=(0.6, 0.2),
     api=("approximation.Realisation",),
 )
 def total_variation(s: Setting) -> Iterator[Check]:
