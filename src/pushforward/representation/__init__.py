@@ -8,12 +8,13 @@ from ._measure_maps import Witness, refinements, rewritings
 from ._population import Population
 from ._probes import Decode, Excess, Probe, Weak
 from ._recovery import RecoveredMap, recover
+from ._subset_sums import decode
 from .boxes import BlackBox, MapBox, QueryBox, TokenBox
 
 __all__ = [
     "BlackBox", "BlackBoxError", "CallRejected", "Characterisation", "Decode", "Derivative",
     "Excess", "Extension", "LipschitzBounds", "MapBox", "MassPreserving", "NotRecovered",
     "Population", "ProbabilityValued", "Probe", "QueryBox", "RecoveredMap", "TokenBox", "Verdict",
-    "Weak", "Witness", "boxes", "call_model", "characterise", "continuity", "derivative",
+    "Weak", "Witness", "boxes", "call_model", "characterise", "continuity", "decode", "derivative",
     "recover", "refinements", "rewritings", "zoo",
 ]  # fmt: skip
