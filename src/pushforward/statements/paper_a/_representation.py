@@ -77,8 +77,8 @@ def slopes_of_probes(s: Setting) -> Iterator[Check | Figure]:
     for eta in masses:
         G = recover(tested(gamma), eta=eta, extrapolate=False)
         slopes = []
-        for mu in (ball(6, 2, g), left_of_zero(6, g)):
-            middle = ball(pairs, 2, g).atoms * torch.tensor([float(mu.atoms[0, 0] > -0.5), 1.0])
+        for mu, width in ((ball(6, 2, g), 0.9), (left_of_zero(6, g), 0.0)):
+            middle = ball(pairs, 2, g).atoms * torch.tensor([width, 0.9])
             step = 0.1 * eta * torch.nn.functional.normalize(torch.randn(pairs, 2, generator=g))
             x, y = middle - step, middle + step
             slopes.append((G(mu, x) - G(mu, y)).norm(dim=-1) / (x - y).norm(dim=-1))
