@@ -129,10 +129,8 @@ def _prefix(what: str) -> str:
 
 def _short(x: float) -> str:
     """A small number with one digit, rounded up: errors are never made smaller."""
-    if x != x or math.isinf(x):
-        return str(x)
-    if x == 0:
-        return "0"
+    if not 0 < x < math.inf:
+        return f"{x:g}"
     exponent = math.floor(math.log10(x))
     digit = math.ceil(x / 10.0**exponent - 1e-9)
     if digit == 10:

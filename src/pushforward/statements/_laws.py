@@ -48,6 +48,24 @@ def several(count: int, seed: int = 0) -> list[InContextMap]:
     return [kinds[k % 4](2, seed=seed + k // 4) for k in range(count)]
 
 
+def beside_one(m: Tensor, points: Tensor) -> Measure:
+    r"""$(1-m)\delta_1+\frac mk\sum_{i\le k}\delta_{x_i}$ on the line; there may be batches."""
+    k = points.shape[-1]
+    atoms = torch.cat([torch.ones_like(m)[..., None], points], -1)
+    light = (m / k)[..., None].expand(points.shape)
+    return Measure(atoms[..., None], torch.cat([(1 - m)[..., None], light], -1))
+
+
+def bump(x: Tensor) -> Tensor:
+    r"""$\eta(x)=\min(1,(2-4|x|)_+)$: one near 0, zero beyond a half."""
+    return (2 - 4 * x.abs()).clamp(0, 1)
+
+
+def stretched(s: Tensor, x: Tensor) -> Tensor:
+    r"""$T_s(x)=\frac{(1+s)x}{s+2|x|}$ for $|x|<\frac12$, $x$ beyond; slope $1+\frac1s$ at 0."""
+    return torch.where(x.abs() < 0.5, (1 + s) * x / (s + 2 * x.abs()), x)
+
+
 def maps(count: int, dim: int = 2, seed: int = 0) -> list[MeasureMap]:
     """In-context maps of several kinds, as maps between measures."""
     made = [

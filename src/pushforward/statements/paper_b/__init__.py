@@ -1,5 +1,5 @@
 """Paper B: contextual relations and which of them attention approximates."""
 
-from . import _approximation, _heads, _rank, _relations, _stability
+from . import _approximation, rank, relations
 
-__all__ = ["_approximation", "_heads", "_rank", "_relations", "_stability"]
+__all__ = ["_approximation", "rank", "relations"]

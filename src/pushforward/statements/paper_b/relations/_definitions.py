@@ -9,11 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...affinities import Matrix, SquaredDistance
-from ...approximation import QuantileCoupling
-from ...maps import Attention
-from ...measures import Measure
-from ...relations import (
+from ....affinities import Matrix, SquaredDistance
+from ....approximation import QuantileCoupling
+from ....maps import Attention
+from ....measures import Measure
+from ....relations import (
     Bilinear,
     Conditional,
     Coupling,
@@ -26,10 +26,10 @@ from ...relations import (
     Softmax,
     relate,
 )
-from .._checks import Check, bounded, holds, refuted
-from .._figure import Figure, series
-from .._laws import box, simplex
-from .._statement import Setting, planted, statement
+from ..._checks import Check, bounded, holds, refuted
+from ..._figure import Figure, series
+from ..._laws import box, simplex
+from ..._statement import Setting, planted, statement
 
 TIGHT = Sinkhorn(tol=1e-14)
 

@@ -9,14 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...affinities import Encoded, Matrix
-from ...approximation import Realisation, realise
-from ...measures import Measure
-from ...relations import Conditional, Coupling, Normaliser, Sinkhorn, Softmax, relate
-from .._checks import Check, bounded, built, holds, refuted
-from .._figure import Figure, series
-from .._laws import box, simplex
-from .._statement import Setting, planted, statement
+from ....affinities import Encoded, Matrix
+from ....approximation import Realisation, realise
+from ....measures import Measure
+from ....relations import Conditional, Coupling, Normaliser, Sinkhorn, Softmax, relate
+from ..._checks import Check, bounded, built, holds, refuted
+from ..._figure import Figure, series
+from ..._laws import box, simplex
+from ..._statement import Setting, planted, statement
 
 Target = Conditional | Coupling
 SOFTMAX, SINKHORN = Softmax(), Sinkhorn(tol=1e-14)

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...affinities import Encoded, Matrix
-from ...approximation import Heads, birkhoff, realise_heads
-from ...measures import Measure
-from ...relations import Sinkhorn, relate
-from ...sinkhorn import doubly_stochastic
-from .._checks import Check, bounded, built, holds, refuted
-from .._figure import Figure, series
-from .._laws import box, simplex
-from .._statement import Setting, planted, statement
+from ....affinities import Encoded, Matrix
+from ....approximation import Heads, birkhoff, realise_heads
+from ....measures import Measure
+from ....relations import Sinkhorn, relate
+from ....sinkhorn import doubly_stochastic
+from ..._checks import Check, bounded, built, holds, refuted
+from ..._figure import Figure, series
+from ..._laws import box, simplex
+from ..._statement import Setting, planted, statement
 
 
 def circle(n: int) -> Tensor:

@@ -10,15 +10,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...affinities import Matrix, SquaredDistance
-from ...distances import wasserstein
-from ...measures import Measure
-from ...relations import Coupling, Exact, Sinkhorn, relate
-from ...sinkhorn import doubly_stochastic
-from .._checks import Check, bounded, holds, rate, refuted
-from .._figure import Figure, series
-from .._laws import box, simplex
-from .._statement import Setting, planted, statement
+from ....affinities import Matrix, SquaredDistance
+from ....distances import wasserstein
+from ....measures import Measure
+from ....relations import Coupling, Exact, Sinkhorn, relate
+from ....sinkhorn import doubly_stochastic
+from ..._checks import Check, bounded, holds, rate, refuted
+from ..._figure import Figure, series
+from ..._laws import box, simplex
+from ..._statement import Setting, planted, statement
 
 
 def temperature(eps: float) -> float:
