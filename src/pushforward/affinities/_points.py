@@ -171,6 +171,8 @@ class PointScores(Scores):
 
     def size(self) -> Tensor:
         r"""$|s|\max|q|\max|k|+\max|c(q)|+\max|c(k)|$."""
+        if not self.shape.numel():
+            return torch.zeros((), dtype=self.dtype, device=self.device)
         longest = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
         offset = lambda p: 0 if p.offset is None else p.offset.detach().abs().amax()
         dots = abs(self.scale) * longest(self.queries) * longest(self.keys)
