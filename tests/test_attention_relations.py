@@ -178,3 +178,24 @@ def test_a_normaliser_must_return_a_relation():
     mu = cloud(4)
     with pytest.raises(TypeError, match="must be a Relation, got Tensor"):
         pf.relate(mu, mu, normaliser=Wrong())
+
+
+@pytest.mark.parametrize("start", [0, -(2**63)], ids=["from zero", "from the lowest"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int8, torch.int64], ids=str)
+def test_causal_relations_at_times_of_every_dtype(dtype, start):
+    """The order of times is turned round for the columns: no negation may wrap."""
+    if start and dtype != torch.int64:
+        start = torch.iinfo(dtype).min
+    causal = pf.Attention(2, mask=pf.Causal())
+    x = torch.randn(4, 2)
+    relation = lambda times: causal.relation(pf.Measure(x, times=times))[0]
+    got = relation((torch.arange(4) + start).to(dtype))
+    assert torch.equal(got.matrix(), relation(torch.arange(4.0)).matrix())
+    joint = got.joint(pf.Measure(x))
+    assert torch.allclose(joint.marginals()[1], got.matrix().mean(0), atol=1e-12)
+    assert float(joint.matrix().sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_times_of_uint64_are_refused():
+    with pytest.raises(TypeError, match="uint64"):
+        pf.Measure(torch.randn(4, 2), times=torch.arange(4).to(torch.uint64))

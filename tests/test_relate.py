@@ -266,3 +266,11 @@ def test_an_empty_batch_of_measures(normaliser):
         assert relation.residual.shape == (0,)
     if isinstance(relation, pf.Conditional):
         assert relation.joint(mu).residual.shape == (0,)
+
+
+def test_matrices_computed_in_float32_and_looked_at_in_float64():
+    attention = torch.randn(8, 100, 100, dtype=torch.float32).softmax(-1).double()
+    kappa = pf.Conditional.from_matrix(attention)
+    assert torch.allclose(kappa.matrix().sum(-1), torch.ones(8, 100), atol=1e-14)
+    pi = pf.Coupling.from_matrix(attention / 100)
+    assert torch.allclose(pi.matrix().sum((-1, -2)), torch.ones(8), atol=1e-14)

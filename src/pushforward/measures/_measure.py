@@ -22,7 +22,7 @@ from .._tools.checks import (
     check_values,
     holds,
 )
-from .._tools.precision import full_precision, wide, widen
+from .._tools.precision import full_precision, signed_times, wide, widen
 from .._tools.types import Points, Times, Weights
 from . import _clouds as clouds
 from ._clouds import Cloud
@@ -79,6 +79,7 @@ class Measure:
         if times is not None:
             check_shape("times", times, atoms.shape[:-1], "One per atom.")
             check_same("device", ("atoms", atoms), ("times", times))
+            times = signed_times(times)
         check_values(atoms, logs, times, given)
         _set(self, clouds.cover(Cloud(atoms, logs, times)))
 
