@@ -46,7 +46,8 @@ class UsedOnce(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Tensor:
-        raise NotImplementedError(no_tangent(ctx.what))
+        message = no_tangent(ctx.what)
+        raise NotImplementedError(message)
 
 
 class _NoGradient(torch.autograd.Function):
@@ -64,11 +65,13 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        raise NotImplementedError(no_second_derivative(ctx.what))
+        message = no_second_derivative(ctx.what)
+        raise NotImplementedError(message)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Tensor:
-        raise NotImplementedError(no_second_derivative(ctx.what))
+        message = no_second_derivative(ctx.what)
+        raise NotImplementedError(message)
 
 
 def used_once(what: str, *tensors: Tensor) -> tuple[Tensor, ...]:

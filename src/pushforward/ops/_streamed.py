@@ -278,7 +278,8 @@ def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
 
 
 def _second_backward(ctx: Any, *_: Any) -> tuple:
-    raise NotImplementedError(no_second_derivative(TILED))
+    message = no_second_derivative(TILED)
+    raise NotImplementedError(message)
 
 
 reduce_tiles_backward.register_autograd(_second_backward)
