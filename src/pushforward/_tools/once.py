@@ -1,6 +1,6 @@
 """Results that can be differentiated once: a second derivative raises an error."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ class UsedOnce(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Tensor:
-        message = no_tangent(ctx.what)
-        raise NotImplementedError(message)
+        refuse(no_tangent(ctx.what))
 
 
 class _NoGradient(torch.autograd.Function):
@@ -65,13 +64,16 @@ class _NoGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        message = no_second_derivative(ctx.what)
-        raise NotImplementedError(message)
+        refuse(no_second_derivative(ctx.what))
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Tensor:
-        message = no_second_derivative(ctx.what)
-        raise NotImplementedError(message)
+        refuse(no_second_derivative(ctx.what))
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise where a derivative that does not exist is asked for."""
+    raise NotImplementedError(message)
 
 
 def used_once(what: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -111,4 +113,4 @@ def check_no_tangent(what: str, *tensors: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     if any(unpack_dual(t).tangent is not None for t in tensors):
-        raise NotImplementedError(no_tangent(what))
+        refuse(no_tangent(what))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from .._tools.once import check_no_tangent, no_second_derivative, used_once
+from .._tools.once import check_no_tangent, no_second_derivative, refuse, used_once
 from .._tools.precision import align, full_precision
 
 Times = tuple[Tensor, Tensor] | None
@@ -278,8 +278,7 @@ def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
 
 
 def _second_backward(ctx: Any, *_: Any) -> tuple:
-    message = no_second_derivative(TILED)
-    raise NotImplementedError(message)
+    refuse(no_second_derivative(TILED))
 
 
 reduce_tiles_backward.register_autograd(_second_backward)
