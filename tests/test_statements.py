@@ -1,11 +1,20 @@
 """The statements of the papers: every experiment is as expected, and red with its defect."""
 
+from pathlib import Path
+
 import pytest
 
 import pushforward as pf
 from pushforward.statements import REGISTRY, Setting, run_statement
 
 pytestmark = pytest.mark.unhooked
+
+IDS = (Path(__file__).parent / "statement_ids.txt").read_text().split()
+
+
+def test_the_registry_is_complete():
+    """A statement is left out on purpose, or not at all."""
+    assert sorted(REGISTRY) == IDS
 
 
 @pytest.mark.parametrize("id", REGISTRY)
