@@ -14,7 +14,8 @@ from ._run import Result, run_statement, select, verify
 from ._statement import REGISTRY, Setting, Statement, planted, replaced, statement
 
 __all__ = [
-    "FAMILIES", "PAPERS", "REGISTRY", "Check", "Figure", "Kind", "Result", "Series", "Setting", "Statement",
-    "as_dict", "bounded", "built", "holds", "page", "paper_a", "paper_b", "planted", "quoted",
-    "rate", "refuted", "replaced", "run_statement", "select", "series", "statement", "verify",
+    "Check", "FAMILIES", "Figure", "Kind", "PAPERS", "REGISTRY", "Result", "Series", "Setting",
+    "Statement", "as_dict", "bounded", "built", "holds", "page", "paper_a", "paper_b",
+    "planted", "quoted", "rate", "refuted", "replaced", "run_statement", "select", "series",
+    "statement", "verify",
 ]  # fmt: skip
