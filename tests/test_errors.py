@@ -134,7 +134,7 @@ CASES = {
     ),
     "no heads": (lambda: pf.Attention(2, heads=0), "`heads` must be a whole number"),
     "half a head": (lambda: pf.Attention(2, heads=1.5), "`heads` must be a whole number"),
-    "negative steps": (lambda: pf.Sinkhorn(steps=-1), "not negative"),
+    "negative steps": (lambda: pf.Sinkhorn(steps=-1), "at least 0, got -1"),
     "a learned temperature": (
         lambda: pf.SquaredDistance(torch.tensor(1.0)),
         "`eps` must be a number, got Tensor. A learned temperature divides the points",
@@ -142,7 +142,7 @@ CASES = {
     "a tolerance in words": (lambda: pf.Sinkhorn(tol="1e-5"), "`tol` must be a number, got str"),
     "a class that needs arguments": (
         lambda: pf.relate(MU, MU, affinity=pf.SquaredDistance),
-        "Make one: `SquaredDistance(eps=...)`",
+        "Create an instance: `SquaredDistance(eps=...)`",
     ),
     "values that are a measure": (
         lambda: pf.relate(MU, MU).apply(MU),
@@ -164,7 +164,7 @@ CASES = {
     "no samples": (lambda: pf.relate(MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
-    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a number of bytes"),
+    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a whole number"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
     "points instead of a measure": (
         lambda: pf.relate(MU.atoms, MU),
@@ -188,7 +188,7 @@ CASES = {
     ),
     "a class of normaliser": (
         lambda: pf.relate(MU, MU, normaliser=pf.Softmax),
-        "Make one: `Softmax()`",
+        "Create an instance: `Softmax()`",
     ),
     "a mask of numbers": (
         lambda: pf.relate(MU, MU, mask=ones(MU.n, MU.n)),
@@ -230,7 +230,7 @@ CASES = {
     "negative masses": (lambda: pf.Coupling.from_matrix(-ones(2, 2)), "must hold masses"),
     "assignments in a layer": (
         lambda: pf.Attention(2, normaliser=pf.relations.Exact()),
-        "relates atoms only",
+        "is defined on atoms only",
     ),
     "a joint with the wrong measure": (
         lambda: pf.relate(MU, MU).joint(pf.Measure(ones(2, 2))),
@@ -313,7 +313,7 @@ CASES = {
         "Only the last map",
     ),
     "a name for a normaliser": (lambda: pf.Attention(2, normaliser="sinkhorn"), "Normaliser"),
-    "a class for an affinity": (lambda: pf.Attention(2, affinity=pf.Dot), "Make one: `Dot()`"),
+    "a class for an affinity": (lambda: pf.Attention(2, affinity=pf.Dot), "Create an instance: `Dot()`"),
     "False for a mask": (lambda: pf.Attention(2, mask=False), "None for no mask"),
     "a layer with an unknown implementation": (
         lambda: pf.Attention(2, impl="fast"),
@@ -329,7 +329,7 @@ CASES = {
         "in R^2, got",
     ),
     "an infinite exponent": (lambda: pf.wasserstein(MU, MU, p=INF), "finite"),
-    "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "positive and finite"),
+    "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "must be finite"),
     "a divergence of some steps": (
         lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(steps=5)),
         "needs plans to a tolerance",

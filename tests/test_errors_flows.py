@@ -20,7 +20,7 @@ CASES = {
         lambda: pf.flow(torch.sin, MU, t1=1.0),
         "pf.Pointwise(function)",
     ),
-    "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(tokens)"),
+    "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(points)"),
     "no time": (lambda: pf.Flow(GAMMA, t1=0.0), "needs time to pass"),
     "infinite time": (lambda: pf.Flow(GAMMA, t1=INF), "must be finite"),
     "a solver by name": (lambda: pf.Flow(GAMMA, t1=1.0, solver="rk4"), "pf.RK4(steps=100)"),

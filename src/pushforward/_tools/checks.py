@@ -4,8 +4,10 @@ Public functions check shapes, dtypes and devices. Values are checked only where
 from a user's numbers, because reading values waits for the device.
 """
 
+import math
+import os
 from collections.abc import Sequence
-from inspect import signature
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,9 +20,9 @@ from .precision import HALF
 def holds(condition: Tensor, *, unknown: bool = True) -> bool:
     """Whether a condition on values is true, or `unknown` where values cannot be read.
 
-    Inside `torch.compile` and `torch.func.vmap` tensors have no values.
+    Inside `torch.compile` and `torch.func.vmap`, and on the device "meta", tensors have no values.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or condition.is_meta:
         return unknown
     try:
         return bool(condition)
@@ -35,33 +37,92 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
     if isinstance(value, kind):
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     if isinstance(value, type) and issubclass(value, kind):
-        needs = [p for p in signature(value).parameters.values() if p.default is p.empty]
-        fix = f"Make one: `{value.__name__}({', '.join(p.name + '=...' for p in needs)})`."
-    raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {got}. {fix}")
+        fix = _instance(value)
+    raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {_kind(value)}. {fix}")
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Raise unless every size is a whole positive number, or None for its default."""
+def _kind(value: object) -> str:
+    """What a value is, in a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _instance(cls: type) -> str:
+    """How to make an instance of a class, where the class itself was given."""
+    try:
+        given = signature(cls).parameters.values()
+    except ValueError:  # a class written in C
+        return f"Create an instance: `{cls.__name__}(...)`."
+    plain = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    needs = [p.name for p in given if p.default is p.empty and p.kind in plain]
+    return f"Create an instance: `{cls.__name__}({', '.join(f'{n}=...' for n in needs)})`."
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Raise unless `value` is a whole number of at least `least`."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (whole and value >= least):
+        got = repr(value) if isinstance(value, Real | str) else _kind(value)
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, got {got}.")
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is a whole positive number."""
     for name, size in sizes.items():
-        whole = isinstance(size, Integral) and not isinstance(size, bool)
-        if size is not None and not (whole and size >= 1):
-            raise ValueError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
+        check_whole(name, size)
+
+
+def check_optional_sizes(**sizes: int | None) -> None:
+    """Raise unless every size is a whole positive number, or None for its default."""
+    check_sizes(**{name: size for name, size in sizes.items() if size is not None})
+
+
+def check_all_sizes(name: str, sizes: Sequence[int]) -> None:
+    """Raise unless `sizes` is a sequence of whole positive numbers, at least one."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not len(sizes):
+        raise TypeError(f"`{name}` must be a list of whole numbers, got {_kind(sizes)}.")
+    for k, size in enumerate(sizes):
+        check_whole(f"{name}[{k}]", size)
 
 
 def check_seed(seed: int) -> None:
     """Raise unless `seed` is a whole number that generators accept."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:
-        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {seed!r}.")
+        got = repr(seed) if isinstance(seed, Real | str) else _kind(seed)
+        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {got}.")
+
+
+def check_flags(**flags: bool) -> None:
+    """Raise unless every flag is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"`{name}` must be True or False, got {_kind(flag)}.")
+
+
+def check_progress(progress: bool | None) -> None:
+    """Raise unless `progress` is True, False, or None for the default."""
+    if progress is not None:
+        check_flags(progress=progress)
+
+
+def check_generator(generator: torch.Generator | None) -> None:
+    """Raise unless `generator` is a generator, or None for the global one."""
+    if generator is not None:
+        check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
+
+
+def check_path(name: str, path: str | os.PathLike) -> None:
+    """Raise unless `path` can name a file or folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`{name}` must be a path, a string or a `Path`, got {_kind(path)}.")
 
 
 def check_callable(name: str, value: object, how: str) -> None:
     """Raise unless `value` can be called and is not a class."""
     if isinstance(value, type):
-        raise TypeError(f"`{name}` must be {how}, got the class {value.__name__}. Make one of it.")
+        raise TypeError(f"`{name}` must be {how}, got {_kind(value)}. {_instance(value)}")
     if not callable(value):
-        raise TypeError(f"`{name}` must be {how}, got {type(value).__name__}.")
+        raise TypeError(f"`{name}` must be {how}, got {_kind(value)}.")
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:
@@ -76,16 +137,46 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     check_kind(name, tensor, Tensor, fix)
 
 
+def check_returned(name: str, value: object, shape: str, fix: str = "") -> None:
+    """Raise unless what a user's function `name` returned is a floating-point tensor."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return
+    got = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else _kind(value)
+    raise TypeError(
+        f"`{name}` must return a floating-point tensor of shape {shape}, got {got}. {fix}".rstrip()
+    )
+
+
 def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") -> None:
     """Raise unless `value` is a number above `least`. A tensor would lose its gradient."""
-    if not isinstance(value, Real):
-        fix = fix or "Give a Python number, such as `value.item()`."
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}. {fix}")
-    if value != value:
-        raise ValueError(f"`{name}` must be a number, got NaN. Check the computation before it.")
+    _check_real(name, value, fix)
     if not value > least:
         than = "positive" if least == 0 else f"above {least:g}"
         raise ValueError(f"`{name}` must be {than}, got {value}.")
+
+
+def check_finite(name: str, value: float, *, fix: str = "") -> None:
+    """Raise unless `value` is a finite number."""
+    _check_real(name, value, fix)
+    if not abs(value) < math.inf:
+        raise ValueError(f"`{name}` must be finite, got {value}.")
+
+
+def check_range(name: str, value: float, least: float, below: float = math.inf) -> None:
+    """Raise unless `value` is a number of at least `least` and below `below`."""
+    _check_real(name, value, "")
+    if not least <= value < below:
+        top = "finite" if below == math.inf else f"below {below:g}"
+        raise ValueError(f"`{name}` must be at least {least:g} and {top}, got {value}.")
+
+
+def _check_real(name: str, value: float, fix: str) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        if isinstance(value, Tensor):
+            fix = fix or "Give a Python number, such as `value.item()`."
+        raise TypeError(f"`{name}` must be a number, got {_kind(value)}. {fix}".rstrip())
+    if value != value:
+        raise ValueError(f"`{name}` must be a number, got NaN. Check the computation before it.")
 
 
 def check_share(name: str, value: float) -> None:
@@ -93,6 +184,13 @@ def check_share(name: str, value: float) -> None:
     check_number(name, value)
     if value >= 1:
         raise ValueError(f"`{name}` is a share of the mass, below 1, got {value}.")
+
+
+def check_values_finite(**tensors: Tensor) -> None:
+    """Raise unless all values of the tensors are finite."""
+    for name, tensor in tensors.items():
+        if not holds(tensor.isfinite().all()):
+            raise ValueError(f"`{name}` must be finite, got NaN or inf.")
 
 
 def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:

@@ -1,10 +1,8 @@
 """The Sinkhorn divergence."""
 
-import math
-
 from torch import Tensor
 
-from .._tools.checks import check_kind
+from .._tools.checks import check_finite, check_kind, check_number
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from .._tools.warn import warn
 from ..affinities import SquaredDistance
@@ -44,8 +42,8 @@ def sinkhorn_divergence(
         >>> pf.sinkhorn_divergence(mu, mu.push(lambda x: x + 1), eps=0.1)
         tensor(2.)
     """
-    if not 0 < eps < math.inf:
-        raise ValueError(f"`eps` must be positive and finite, got {eps}.")
+    check_number("eps", eps)
+    check_finite("eps", eps)
     settings = _settings(Sinkhorn() if normaliser is None else normaliser)
     a, b = pair(mu, nu)
     check_no_tangent("The Sinkhorn divergence", a.atoms, a.log_weights, b.atoms, b.log_weights)

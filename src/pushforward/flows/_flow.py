@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_kind, check_number, check_sizes
+from .._tools.checks import (
+    check_finite,
+    check_floating,
+    check_kind,
+    check_path,
+    check_progress,
+    check_sizes,
+)
 from .._tools.output import bar
 from .._tools.warn import warn
 from ..maps import (
@@ -127,6 +134,9 @@ class Flow(Container):
             >>> G.path(pf.Measure(torch.ones(1, 1)), save=2).map(lambda mu: mu.atoms).flatten()
             tensor([1.0000, 0.6065, 0.3679])
         """
+        check_progress(progress)
+        if folder is not None:
+            check_path("folder", folder)
         self._check(mu)
         dynamics, state = self._start(mu, queries)
         grid = self.solver.grid(self.t0, self.t1, _saved(save))
@@ -256,14 +266,14 @@ def _saved(save: int | Sequence[float] | Tensor | None) -> int | list[float]:
     """How many measures to save, or at which times."""
     if save is None:
         return 1
-    if isinstance(save, Integral):
+    if isinstance(save, Integral) and not isinstance(save, bool):
         check_sizes(save=save)  # type: ignore[arg-type]
         return int(save)
-    times = save.tolist() if isinstance(save, Tensor) else save
-    if isinstance(times, str) or not isinstance(times, Iterable):
+    times = save.tolist() if isinstance(save, Tensor) and save.ndim == 1 else save
+    if not isinstance(times, Sequence) or not all(isinstance(t, Real) for t in times):
         raise TypeError(f"`save` must be a whole number or a list of times, got {save!r}.")
     values = [float(t) for t in times]
-    if not all(map(math.isfinite, values)):
+    if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"`save` must name finite times, got {values}.")
     return values
 
@@ -285,9 +295,9 @@ def _short_flow(field: InContextMap, h: float, radius: float) -> Lipschitz:
 
 def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) -> None:
     """Raise unless the field, the solver and the gradients go together."""
-    fix = "A function of points becomes one with `pf.Pointwise(function)`."
+    fix = "Make one of a function of points with `pf.Pointwise(function)`."
     check_kind("field", field, InContextMap, fix)
-    check_kind("solver", solver, Solver, "Use `pf.RK4(steps=100)`, say.")
+    check_kind("solver", solver, Solver, "For example `pf.RK4(steps=100)`.")
     fix = "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
     check_kind("gradients", gradients, Gradients, fix)
     name = type(solver).__name__
@@ -303,9 +313,7 @@ def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) ->
 def _check_times(t0: float, t1: float) -> None:
     """Raise unless a flow has a beginning and another end."""
     for name, t in (("t0", t0), ("t1", t1)):
-        check_number(name, t, least=-float("inf"))
-        if not abs(t) < float("inf"):
-            raise ValueError(f"`{name}` must be finite, got {t}.")
+        check_finite(name, t)
     if t0 == t1:
         raise ValueError(f"A flow needs time to pass, got t0 = t1 = {t0:g}.")
 

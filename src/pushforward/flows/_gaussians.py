@@ -101,7 +101,7 @@ def gaussian(
     check_floating("mean", mean, "(d,)", 1)
     d = mean.shape[-1]
     check_shape("cov", cov, (d, d), "One row and column per coordinate of `mean`.")
-    check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
+    check_kind("field", field, InContextMap, "For example `pf.fields.SelfAttention(Q, K, V)`.")
     _on_gaussian(at_time(field, float(t0)), mean, cov)  # raises if it is not affine
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import pictures
-from .._tools.checks import check_kind, check_sizes
+from .._tools.checks import check_all_sizes, check_callable, check_kind, check_seed, check_sizes
 from .._tools.fits import line_slope
 from ..maps import InContextMap
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from ._flow import Flow
 from ._solvers import RK4, Euler, FixedStep, Solver
 from .fields import manifold_of
@@ -94,10 +94,13 @@ def depth_study(
         >>> [round(r, 1) for r in study.ratios]
         [2.0, 2.0]
     """
-    check_sizes(**{f"depths[{k}]": n for k, n in enumerate(depths)})
+    check_all_sizes("depths", depths)
+    check_measures(mu=mu)
+    check_kind("field", field, InContextMap, "For example `pf.Attention(2)`.")
     solver = Euler(steps=1) if solver is None else solver
     check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
     reference = RK4(steps=8 * max(depths)) if reference is None else reference
+    check_kind("reference", reference, Solver, "For example `pf.RK4(steps=100)`.")
     with torch.no_grad():
         end = lambda s: manifold_of(field).embed(Flow(field, t1=t1, solver=s).push(mu).atoms)
         truth = end(reference)
@@ -139,7 +142,10 @@ def token_study(
         >>> -0.7 < study.rate < -0.3
         True
     """
-    check_sizes(repetitions=repetitions, **{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    check_sizes(repetitions=repetitions)
+    check_all_sizes("sizes", sizes)
+    check_seed(seed)
+    check_callable("law", law, "a function that draws a Measure, `law(n, generator)`")
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
         queries = law(8, generator).atoms

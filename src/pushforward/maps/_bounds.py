@@ -14,8 +14,9 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
-from ..affinities import Dot, SquaredDistance
-from ..relations import Bilinear, Exponential, Sigmoid, Softmax
+from .._tools.checks import check_kind
+from ..affinities import Dot, PointAffinity, SquaredDistance
+from ..relations import Bilinear, Exponential, Normaliser, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
 from ._composition import Composition
 from ._layers import MLP, Pointwise, Residual
@@ -153,6 +154,7 @@ def score_bounds(affinity: object, Q: Tensor, K: Tensor, radius: float) -> Score
         K: `(k, d)`.
         radius: of the ball.
     """
+    check_kind("affinity", affinity, PointAffinity, "For example `pf.Dot()`.")
     raise unknown_bound(affinity, "score_bounds")
 
 
@@ -181,6 +183,7 @@ def average_bound(normaliser: object, scores: ScoreBounds, radius: float) -> Lip
         scores: bounds of the scores.
         radius: of the ball.
     """
+    check_kind("normaliser", normaliser, Normaliser, "For example `pf.Softmax()`.")
     raise unknown_bound(normaliser, "average_bound")
 
 

@@ -20,7 +20,7 @@ from .._tools.checks import (
     holds,
 )
 from .._tools.types import Images, Queries, Times
-from ..measures import Measure, Transport
+from ..measures import Measure, Transport, check_measures
 from ..relations import Relation
 from ..sinkhorn import Starts
 from ._lipschitz import Lipschitz, lipschitz_bound
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 Answer = Callable[[Tensor, Tensor | None], Tensor]
 r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
 
-_TOKENS = "Tokens become one with `pf.Measure(tokens)`."
 
 F = TypeVar("F", bound=Callable)
 M = TypeVar("M", bound=nn.Module)
@@ -173,7 +172,7 @@ class InContextMap(nn.Module, ABC):
 
     def at(self, mu: Measure) -> At:
         r"""The map $\Gamma(\mu,\cdot)$, a function of points that can push measures."""
-        check_kind("mu", mu, Measure, _TOKENS)
+        check_measures(mu=mu)
         return At(self, mu)
 
     def push(self, mu: Measure) -> Measure:
@@ -217,11 +216,12 @@ class InContextMap(nn.Module, ABC):
         r"""Composition: `(gamma2 @ gamma1)` applies `gamma1` first."""
         from ._composition import Compose
 
+        check_kind("first", first, InContextMap, "`gamma2 @ gamma1` applies `gamma1` first.")
         return Compose(first, self)
 
     def _check(self, mu: Measure, x: Tensor | None = None, t: Tensor | None = None) -> None:
         """Raise unless queries, the atoms by default, fit; reads values only of given times."""
-        check_kind("mu", mu, Measure, _TOKENS)
+        check_measures(mu=mu)
         x = mu.atoms if x is None else x
         check_context(mu, x, (self.dim, self.context_dim))
         check_parameters(self, mu.atoms)
@@ -281,8 +281,11 @@ class Container(InContextMap, ABC):
 
     def with_parts(self, parts: Sequence[InContextMap]) -> InContextMap:
         """A copy with other parts between the same spaces; all else is shared."""
-        if len(parts) != len(self.parts()):
-            raise ValueError(f"Expected {len(self.parts())} parts, got {len(parts)}.")
+        count = len(self.parts())
+        if not isinstance(parts, Sequence) or len(parts) != count:
+            raise ValueError(f"`parts` must be a list of {count} maps, got {parts!r}.")
+        for part in parts:
+            check_kind("parts", part, InContextMap, "They replace those of `parts()`.")
         others = iter(parts)
 
         def change(module: nn.Module) -> nn.Module:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from .._tools.checks import (
     check_atoms,
+    check_callable,
     check_floating,
     check_kind,
+    check_returned,
     check_same,
     check_shape,
     check_sizes,
@@ -249,7 +251,10 @@ class Measure:
         """
         if isinstance(T, Transport):
             return T.transport(self)
-        return self.moved(T(self.atoms))
+        check_callable("T", T, "a function of points")
+        atoms = T(self.atoms)
+        check_returned("T", atoms, "(..., n, d)")
+        return self.moved(atoms)
 
     def moved(self, atoms: Tensor) -> Measure:
         """The same weights and times on other points; nothing but the shape is checked."""
@@ -432,7 +437,7 @@ def _clouds(measures: Sequence[Measure]) -> list[Cloud]:
     if not parts:
         raise ValueError("Expected at least one measure, got an empty sequence.")
     for mu in parts:
-        check_kind("measures", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
+        check_kind("measures", mu, Measure, "Make one with `pf.Measure(points)`.")
     for index, mu in enumerate(parts[1:], start=1):
         if mu.dim != parts[0].dim:
             raise ValueError(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._tools.checks import check_broadcast, check_kind, check_shape, check_tensor, holds
 from ..affinities import Affinity, Dot, Scores
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from ._masses import Masses
 from ._normalisers import Normaliser, Softmax
 from ._probabilities import Coupling
@@ -55,8 +55,7 @@ def relate(
         >>> torch.allclose(moved.mean(), nu.mean(), atol=1e-5)
         True
     """
-    for name, measure in (("mu", mu), ("nu", nu)):
-        check_kind(name, measure, Measure, "Points become one with `pf.Measure(points)`.")
+    check_measures(mu=mu, nu=nu)
     check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
     affinity = Dot(1.0) if affinity is None else affinity
     check_kind("affinity", affinity, Affinity, _how(affinity))
@@ -102,12 +101,20 @@ def _start(
     g = start.g if isinstance(start, Coupling | Masses) else start
     if g is None:
         return None
-    if not normaliser.takes_start:
-        raise ValueError(f"Only Sinkhorn has a `start`, got {type(normaliser).__name__}.")
+    check_start(g, normaliser)
     check_shape("start", g, log_b.shape, "It is a potential on the keys.")
     if not holds((g.isfinite() | (log_b == -torch.inf)).all()):
-        raise ValueError("`start` must be finite, got NaN or inf. Start from nothing: None.")
+        raise ValueError(
+            "`start` must be finite, got NaN or inf. Leave `start` out to start from zero."
+        )
     return g.detach()
+
+
+def check_start(start: Tensor, normaliser: Normaliser) -> None:
+    """Raise unless `start` is a tensor and the normaliser starts from one."""
+    check_tensor("start", start)
+    if not normaliser.takes_start:
+        raise ValueError(f"Only Sinkhorn has a `start`, got {type(normaliser).__name__}.")
 
 
 def _check_partners(scores: Scores, log_a: Tensor, log_b: Tensor, both: bool) -> None:

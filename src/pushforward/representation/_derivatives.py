@@ -21,7 +21,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_shape, check_share
+from .._tools.checks import (
+    check_callable,
+    check_kind,
+    check_number,
+    check_returned,
+    check_same,
+    check_shape,
+    check_share,
+    check_values_finite,
+)
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._probes import flattened, separating_radius
@@ -120,18 +129,25 @@ def derivative(
         (1.0, 1.0)
     """
     push = MapBox(f).push
+    check_single(mu)
+    check_callable("psi", psi, "a test function of points (m, e)")
     extension = MassPreserving() if extension is None else extension
     check_kind("extension", extension, Extension, "Use `pf.representation.MassPreserving()`.")
     eta = ETA.get(mu.dtype, ETA[torch.float32]) if eta is None else eta
     check_share("eta", eta)
-    check_single(mu)
+    if radius is not None:
+        check_number("radius", radius)
     check_shape("x", x, (mu.dim,), "One point, without further axes.")
+    check_same("dtype", ("mu", mu.atoms), ("x", x))
+    check_same("device", ("mu", mu.atoms), ("x", x))
+    check_values_finite(x=x)
     before = push(mu)
     after = {mass: push(add_mass(mu, x, mass)[0]) for mass in (eta, eta / 2)}
     r = separating_radius(before, after[eta], radius)
 
     def limit(test: TestFunction) -> Tensor:
-        base = before.integrate(test(before.atoms))
+        check_returned("psi", values := test(before.atoms), "(m,) or (m, e)")
+        base = before.integrate(values)
         integral = {mass: out.integrate(test(out.atoms)) for mass, out in after.items()}
         return richardson(lambda mass: extension.quotient(integral[mass], base, mass), eta)
 

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_share
+from .._tools.checks import check_flags, check_kind, check_share
 from .._tools.types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._probes import Decode, Excess, Probe
 from ._small_mass import check_single, default_eta, richardson
-from .boxes import MapBox
+from .boxes import MapBox, check_map
 
 
 class RecoveredMap(InContextMap):
@@ -52,6 +52,8 @@ class RecoveredMap(InContextMap):
         by = Excess(fallback=Decode()) if by is None else by
         fix = "Use `Excess()`, `Decode()` or `Weak()` of `pf.representation`; None chooses."
         check_kind("by", by, Probe, fix)
+        check_map(f)
+        check_flags(extrapolate=extrapolate)
         if eta is not None:
             check_share("eta", eta)
         self.f, self.by, self.eta, self.extrapolate = f, by, eta, extrapolate
