@@ -12,6 +12,9 @@ from torch import Tensor, nn
 import pushforward as pf
 
 
+HAS_DEVICE = Tensor | pf.Measure
+
+
 def nothing(*arguments: Any) -> None:
     """A function that returns nothing."""
 
@@ -34,7 +37,7 @@ def wrong_values(call: Any, given: dict[str, Any], argument: str) -> Iterator[tu
     yield "a tensor without axes", torch.tensor(1.0, dtype=torch.float64)
     if is_floating(right) and sum(map(is_floating, given.values())) > 1:
         yield "another dtype", right.to(torch.float32)
-    if isinstance(right, Tensor):
+    if isinstance(right, Tensor) and sum(isinstance(v, HAS_DEVICE) for v in given.values()) > 1:
         yield "another device", right.to("meta")
     parameter = inspect.signature(call.forward if isinstance(call, nn.Module) else call).parameters
     if parameter[argument].default is not None:

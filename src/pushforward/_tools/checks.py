@@ -367,6 +367,7 @@ def check_reduction(
         named["v"] = (v, 2)
     for name, (tensor, least) in named.items():
         check_floating(name, tensor, "(..., n)" if least == 1 else "(..., n, k)", least)
+        check_same("device", ("q", q), (name, tensor))
     batch = q.shape[:-2]
     for name, (tensor, least) in named.items():
         if tensor.shape[:-least] != batch:
@@ -375,8 +376,8 @@ def check_reduction(
     n = k.shape[-2]
     if bias.shape[-1] != n or (v is not None and v.shape[-2] != n):
         raise ValueError(
-            f"Keys, values and bias must count the same atoms: k has {n}, bias {bias.shape[-1]}"
-            + ("." if v is None else f", v {v.shape[-2]}.")
+            f"`k`, `bias` and `v` must have a row per atom, the same number of them, got {n} and "
+            f"{bias.shape[-1]}" + ("." if v is None else f" and {v.shape[-2]}.")
         )
     if bias.dtype in HALF:
         raise ValueError(

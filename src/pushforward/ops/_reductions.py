@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_reduction
+from .._tools.checks import check_finite, check_flags, check_reduction, check_tensor
 from .._tools.precision import full_precision
 from .._tools.types import Clock
 from . import _reference as reference, _streamed as streamed
@@ -53,8 +53,9 @@ def log_integral(
         tensor([0.])
     """
     if guard:
+        _check(scale, guard)
         check_reduction(q, k, None, bias, times)
-    run = implementation(impl or _choose(q, k)).log_integral
+    run = implementation(_choose(q, k) if impl is None else impl).log_integral
     with full_precision(q):
         return run(q, k, bias, scale, _comparable(times), guard)
 
@@ -83,10 +84,18 @@ def average(
         tensor([[6.0000]])
     """
     if guard:
+        _check(scale, guard)
+        check_tensor("v", v)
         check_reduction(q, k, v, bias, times)
-    run = implementation(impl or _choose(q, k)).average
+    run = implementation(_choose(q, k) if impl is None else impl).average
     with full_precision(q):
         return run(q, k, v, bias, scale, _comparable(times), guard).to(v.dtype)
+
+
+def _check(scale: float, guard: bool) -> None:
+    """Raise unless a call from outside the library has a factor and a flag."""
+    check_finite("scale", scale, fix="A learned scale multiplies the queries.")
+    check_flags(guard=guard)
 
 
 def _choose(q: Tensor, k: Tensor) -> Impl:

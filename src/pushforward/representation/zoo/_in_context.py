@@ -39,6 +39,7 @@ def stack(dim: int, depth: int = 3, scale: float = 1.0, seed: int = 0) -> InCont
         seed: of random matrices.
     """
     check_sizes(depth=depth)
+    check_seed(seed)
     layers: list[InContextMap] = []
     for k in range(depth):
         layers.append(attention(dim, scale, seed + k))
