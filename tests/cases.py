@@ -54,6 +54,7 @@ ATTENTIVE = {
     "pre-norm": lambda impl: transformer(impl, norm=pf.PreNorm()),
     "post-norm, causal": lambda impl: transformer(impl, norm=pf.PostNorm(), mask=pf.Causal()),
     "wide": lambda impl: transformer(impl, width=4, out_dim=3),
+    "with dropout": lambda impl: transformer(impl, dropout=0.5, norm=pf.PreNorm()).eval(),
 }
 PLAIN = {
     "flow": lambda impl: pf.Flow(attention(impl), t1=0.5, solver=pf.RK4(steps=3)),
@@ -88,6 +89,8 @@ PLAIN = {
     "mlp": lambda impl: pf.MLP(2, 6),
     "mlp with skip": lambda impl: pf.MLP(2, 6, skip=True, activation=torch.tanh),
     "pointwise": lambda impl: pf.Pointwise(torch.nn.Linear(2, 3)),
+    "dropout": lambda impl: pf.Dropout(0.5).eval(),
+    "dropout of nothing": lambda impl: pf.Dropout(0.0),
     "a user's map": lambda impl: Drift(),
     "a user's map, composed": lambda impl: pf.Compose(Drift(), pf.MLP(2, 4), Drift()),
 }

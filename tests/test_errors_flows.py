@@ -79,7 +79,7 @@ CASES = {
         "of even dimension, got 3",
     ),
     "layers that differ": (
-        lambda: pf.fields.Layers([pf.Attention(2), pf.Attention(2, heads=2)]),
+        lambda: pf.fields.Layers([pf.Attention(2), pf.Attention(2, head_dim=3)]),
         "of one kind, with tensors of the same names",
     ),
     "fields of other spaces": (

@@ -31,27 +31,29 @@ from .maps import (
     Block,
     Causal,
     Compose,
+    Dropout,
     InContextMap,
     Pointwise,
+    Pool,
     PostNorm,
     PreNorm,
     Residual,
     Transformer,
     from_sequence_model,
 )
-from .measures import Measure, MeasureMap
+from .measures import Measure, MeasureMap, collate
 from .relations import Conditional, Coupling, Normaliser, Relation, Sinkhorn, Softmax, relate
 from .representation import characterise, recover
 from .sinkhorn import doubly_stochastic
 
 __all__ = [
     "RK4", "Affinity", "Attention", "Block", "Causal", "Compose", "Conditional", "Coupling",
-    "Dopri5", "Dot", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix", "Measure",
-    "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "PostNorm", "PreNorm", "Relation",
-    "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance", "Torus", "Transformer",
-    "audit", "characterise", "doubly_stochastic", "energy_distance", "fields", "flow",
-    "from_sequence_model", "mmd", "realise", "recover", "relate", "sinkhorn_divergence",
-    "sliced_wasserstein", "wasserstein",
+    "Dopri5", "Dot", "Dropout", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix",
+    "Measure", "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "Pool", "PostNorm",
+    "PreNorm", "Relation", "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance",
+    "Torus", "Transformer", "audit", "characterise", "collate", "doubly_stochastic",
+    "energy_distance", "fields", "flow", "from_sequence_model", "mmd", "realise", "recover",
+    "relate", "sinkhorn_divergence", "sliced_wasserstein", "wasserstein",
 ]  # fmt: skip
 
 _CHAPTERS = [

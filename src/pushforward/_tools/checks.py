@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from inspect import Parameter, signature
 from numbers import Integral, Real
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -109,6 +110,16 @@ def check_generator(generator: torch.Generator | None) -> None:
     """Raise unless `generator` is a generator, or None for the global one."""
     if generator is not None:
         check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
+
+
+def check_index(index: Any) -> None:
+    """Raise unless `index` can index axes: whole numbers, slices, masks, `...`, None."""
+    for part in index if isinstance(index, tuple) else (index,):
+        whole = isinstance(part, Integral | slice | EllipsisType) and not isinstance(part, bool)
+        listed = isinstance(part, list) and all(isinstance(k, Integral) for k in part)
+        tensor = isinstance(part, Tensor) and not part.is_floating_point()
+        if not (part is None or whole or listed or tensor):
+            raise TypeError(f"`index` must be whole numbers, slices or masks, got {_kind(part)}.")
 
 
 def check_path(name: str, path: str | os.PathLike) -> None:
@@ -227,12 +238,12 @@ def check_same(what: str, a: tuple[str, Tensor], b: tuple[str, Tensor]) -> None:
         )
 
 
-def check_atoms(atoms: Tensor) -> None:
+def check_atoms(atoms: Tensor, name: str = "atoms") -> None:
     """Raise unless `atoms` can be the support of a measure."""
-    check_floating("atoms", atoms, "(..., n, d)", 2)
+    check_floating(name, atoms, "(..., n, d)", 2)
     if 0 in atoms.shape[-2:]:
         raise ValueError(
-            f"A measure needs at least one atom in at least one dimension, got atoms of shape "
+            f"`{name}` must hold at least one atom in at least one dimension, got shape "
             f"{tuple(atoms.shape)}. Drop empty clouds before building measures."
         )
 
@@ -336,6 +347,7 @@ def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
     p = _first_parameter(module)
     if p is None or (p.dtype == atoms.dtype and p.device == atoms.device):
         return
+    check_tensor("mu.atoms", atoms)  # an array is on "cpu", which is not torch.device("cpu")
     if p.device != atoms.device:
         raise ValueError(
             f"The map is on {p.device}, the measure on {atoms.device}. Move one: `.to(device)`."

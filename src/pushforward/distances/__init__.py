@@ -8,8 +8,12 @@ dimension and of the Sinkhorn divergence hold the optimal plan fixed, so these t
 differentiated only once.
 """
 
+from ._barycentre import barycentre
 from ._entropic import sinkhorn_divergence
 from ._exact import sliced_wasserstein, wasserstein
 from ._kernels import energy_distance, mmd
 
-__all__ = ["energy_distance", "mmd", "sinkhorn_divergence", "sliced_wasserstein", "wasserstein"]
+__all__ = [
+    "barycentre", "energy_distance", "mmd", "sinkhorn_divergence", "sliced_wasserstein",
+    "wasserstein",
+]  # fmt: skip

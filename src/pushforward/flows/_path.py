@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import pictures
-from .._tools.checks import check_callable, check_kind, check_number, check_path
+from .._tools.checks import check_callable, check_kind, check_number, check_path, check_whole
 from ..distances import wasserstein
 from ..maps import InContextMap
 from ..measures import Measure, check_measures
@@ -75,6 +75,7 @@ class Path:
 
     def __getitem__(self, index: int) -> Measure:
         """The measure at a saved time: `path[-1]` at the end."""
+        check_whole("index", index, least=-len(self))
         return self.measures[index]
 
     def __iter__(self) -> Iterator[Measure]:

@@ -14,15 +14,16 @@ from ._in_context import (
     with_children,
     within,
 )
-from ._layers import MLP, Pointwise, Residual
+from ._layers import MLP, Dropout, Pointwise, Residual
 from ._lipschitz import Lipschitz, lipschitz_bound, norm
+from ._pooling import AttentionPool, Pool
 from ._sequences import from_sequence_model
 from ._transformer import Block, PostNorm, PreNorm, Transformer
 
 __all__ = [
-    "Answer", "At", "Attention", "AttentionMap", "Block", "Causal", "Compose", "Composition",
-    "Container", "InContextMap", "Lipschitz", "MLP", "Pointwise", "PostNorm", "PreNorm",
-    "Residual", "ScoreBounds", "Transformer", "advance", "attention_bound", "average_bound",
-    "for_each_context", "from_sequence_model", "lipschitz_bound", "norm", "relations_inside",
-    "score_bounds", "with_children", "within",
+    "Answer", "At", "Attention", "AttentionMap", "AttentionPool", "Block", "Causal", "Compose",
+    "Composition", "Container", "Dropout", "InContextMap", "Lipschitz", "MLP", "Pointwise",
+    "Pool", "PostNorm", "PreNorm", "Residual", "ScoreBounds", "Transformer", "advance",
+    "attention_bound", "average_bound", "for_each_context", "from_sequence_model",
+    "lipschitz_bound", "norm", "relations_inside", "score_bounds", "with_children", "within",
 ]  # fmt: skip

@@ -210,7 +210,9 @@ class Attention(AttentionMap):
     Args:
         dim: dimension of queries and images.
         heads: number of heads.
-        head_dim: dimension of each head, `dim` by default: heads need not divide anything.
+        head_dim: dimension $k$ of each head, by default `dim / heads` rounded up: all heads
+            together are as large as one, as in PyTorch. `head_dim=dim` gives heads of full size,
+            as many as `heads` times the parameters. Heads need not divide anything.
         context_dim: dimension of the context for cross-attention; by default the context is where
             the queries are.
         affinity: `Dot()` or `SquaredDistance(eps)`.
@@ -245,7 +247,7 @@ class Attention(AttentionMap):
         super().__init__(affinity, normaliser, mask, impl)
         self.dim, self.out_dim = dim, dim
         self.context_dim = dim if context_dim is None else context_dim
-        self.head_dim = dim if head_dim is None else head_dim
+        self.head_dim = -(-dim // heads) if head_dim is None else head_dim  # rounded up
         self.heads = heads
         self.paired = self.two_sided and context_dim is not None
         width = heads * self.head_dim

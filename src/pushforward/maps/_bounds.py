@@ -19,7 +19,7 @@ from ..affinities import Dot, PointAffinity, SquaredDistance
 from ..relations import Bilinear, Exponential, Normaliser, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
 from ._composition import Composition
-from ._layers import MLP, Pointwise, Residual
+from ._layers import MLP, Dropout, Pointwise, Residual
 from ._lipschitz import ROUNDING, Lipschitz, lipschitz_bound, norm, unknown_bound
 
 ACTIVATIONS: dict[object, float] = {
@@ -58,6 +58,13 @@ def pointwise_bound(gamma: Pointwise, radius: float) -> Lipschitz:
         raise NotImplementedError("A bound needs the dimension: `Pointwise(f, dim=...)`.")
     zero = tensors[0].new_zeros(1, dim) if tensors else torch.zeros(1, dim)
     return _pointwise(f, _function_lipschitz(f), radius, zero)
+
+
+@lipschitz_bound.register(Dropout)
+def dropout_bound(gamma: Dropout, radius: float) -> Lipschitz:
+    r"""1 in `eval` mode, $1/(1-p)$ for any mask in training."""
+    factor = 1 / (1 - gamma.p) if gamma.training and gamma.p < 1 else 1.0
+    return Lipschitz(1.0, 0.0, radius, radius).scaled(factor)
 
 
 @lipschitz_bound.register(MLP)

@@ -153,10 +153,7 @@ class InContextMap(nn.Module, ABC):
             t: times of the queries, for causal maps.
         """
         if x is None:
-            raise TypeError(
-                "An in-context map takes a context and queries: `gamma(mu, x)`. To move the "
-                "context itself: `gamma.push(mu)`, with `mu = pf.Measure(tokens)`."
-            )
+            raise TypeError(_alone(self, mu))
         queries = None
         if isinstance(x, Measure):
             queries = x
@@ -239,6 +236,23 @@ class InContextMap(nn.Module, ABC):
                 f"query is at time {t.min().item():g}, the context begins at "
                 f"{mu.times.amin(-1).max().item():g}. Give the context a token at or before it."
             )
+
+
+def _alone(gamma: InContextMap, mu: object) -> str:
+    """What to say about a map that was called without queries."""
+    name = type(gamma).__name__
+    if isinstance(mu, Measure):
+        return (
+            f"{name} was called with a measure and no queries. It takes a context and queries: "
+            "`gamma(mu, x)`. To move the measure itself: `gamma.push(mu)`. `nn.Sequential` gives "
+            "its modules one argument: use `pf.Compose(*maps)` instead, or `pf.Pool(gamma)` in it "
+            "for one vector per measure."
+        )
+    return (
+        f"{name} was called with {type(mu).__name__} alone. An in-context map takes a context and "
+        "queries: `gamma(mu, x)`. To move the context itself: `gamma.push(mu)`, with "
+        "`mu = pf.Measure(tokens)`."
+    )
 
 
 class At(Transport):

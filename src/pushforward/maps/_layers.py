@@ -1,10 +1,13 @@
-"""The plain layers: maps of points alone, and the residual step."""
+"""The plain layers: maps of points alone, dropout, and the residual step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from .._tools.checks import (
     check_callable,
@@ -87,6 +90,53 @@ class MLP(InContextMap):
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         y = self.A2(self.activation(self.A1(x)))
         return x + y if self.skip else y
+
+
+class Dropout(InContextMap):
+    r"""Dropout of whole features, with one mask for all points of a set.
+
+    $$\Gamma(\mu,x)=\frac{m\odot x}{1-p},\qquad m_k\in\{0,1\}\text{ independent},\
+      \mathbb P(m_k=0)=p.$$
+
+    A mask for each token, as in `torch.nn.Dropout`, would move the halves of a split atom apart,
+    so the output would depend on how the measure is written. Here each measure of a batch draws
+    one mask at every call, the same for its atoms and for queries. (A layer with Sinkhorn that is
+    given its queries as a measure draws one for each of the two measures.) In `eval` mode it is
+    the identity.
+
+    Args:
+        p: the probability that a feature is set to zero, $0\le p\le1$.
+
+    Examples:
+        >>> drop = pf.Dropout(0.5)
+        >>> image = drop.push(pf.Measure(torch.ones(100, 8))).atoms
+        >>> bool((image == image[0]).all()), image.unique()
+        (True, tensor([0., 2.]))
+        >>> drop.eval().push(pf.Measure(torch.ones(2, 1))).atoms.flatten()
+        tensor([1., 1.])
+    """
+
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__()
+        check_dropout("p", p)
+        self.p = float(p)
+
+    def condition(
+        self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
+    ) -> Answer:
+        if not self.training or self.p == 0:
+            return lambda x, t: x
+        mask = dropout(torch.ones_like(mu.atoms[..., :1, :]), self.p)
+        return lambda x, t: x * mask
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}"
+
+
+def check_dropout(name: str, p: float) -> None:
+    """Raise unless `p` is a probability."""
+    if not isinstance(p, Real) or isinstance(p, bool) or not 0 <= p <= 1:
+        raise ValueError(f"`{name}` must be a probability, between 0 and 1, got {p!r}.")
 
 
 class Residual(Container):

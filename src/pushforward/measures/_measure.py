@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -16,11 +15,14 @@ from .._tools.checks import (
     check_atoms,
     check_callable,
     check_floating,
-    check_kind,
+    check_generator,
+    check_index,
+    check_range,
     check_returned,
     check_same,
     check_shape,
     check_sizes,
+    check_tensor,
     check_values,
     holds,
 )
@@ -28,6 +30,8 @@ from .._tools.precision import full_precision, wide, widen
 from .._tools.types import Points, Times, Weights
 from . import _clouds as clouds
 from ._clouds import Cloud
+from ._conversions import Listed, to_atoms, to_tensor
+from ._formats import Formats, comparable
 
 
 class Transport(ABC):
@@ -39,7 +43,7 @@ class Transport(ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Measure:
+class Measure(Formats):
     r"""The positive measure $\mu=\sum_i a_i\,\delta_{x_i}$ on $\mathbb R^d$, or a batch of them.
 
     Weights are stored as logarithms. Given as `log_weights`, $10^{-300}$ is an ordinary weight in
@@ -54,7 +58,9 @@ class Measure:
         log_weights: the $\log a_i$ instead, for weights that a float cannot hold.
         times: one per atom, for causal maps: an atom is seen by queries at its time or later.
 
-    Tensors are not copied: changing them in place changes the measure, unchecked.
+    Tensors are not copied: changing them in place changes the measure, unchecked. NumPy arrays and
+    lists are taken too. Arrays of points keep their dtype, lists of them get the default dtype,
+    and weights the dtype of the atoms.
 
     Examples:
         >>> mu = pf.Measure(torch.eye(2), weights=torch.tensor([1.0, 3.0]))
@@ -70,19 +76,26 @@ class Measure:
 
     def __init__(
         self,
-        atoms: Points,
-        weights: Num[Tensor, "*b n"] | None = None,
+        atoms: Points | Listed,
+        weights: Num[Tensor, "*b n"] | Listed | None = None,
         *,
-        log_weights: Weights | None = None,
-        times: Times | None = None,
+        log_weights: Weights | Listed | None = None,
+        times: Times | Listed | None = None,
     ) -> None:
-        check_atoms(atoms)
-        logs, given = clouds.given_log_weights(atoms, weights, log_weights)
-        if times is not None:
-            check_shape("times", times, atoms.shape[:-1], "One per atom.")
-            check_same("device", ("atoms", atoms), ("times", times))
-        check_values(atoms, logs, times, given)
-        _set(self, clouds.cover(Cloud(atoms, logs, times)))
+        x: Tensor = to_atoms(atoms)
+        check_atoms(x)
+        where, kind = x.device, wide(x.dtype)
+        logs, given = clouds.given_log_weights(
+            x,
+            to_tensor("weights", weights, where, kind),
+            to_tensor("log_weights", log_weights, where, kind),
+        )
+        clock: Tensor | None = to_tensor("times", times, where)
+        if clock is not None:
+            check_shape("times", clock, x.shape[:-1], "One per atom.")
+            check_same("device", ("atoms", x), ("times", clock))
+        check_values(x, logs, clock, given)
+        _set(self, clouds.cover(Cloud(x, logs, clock)))
 
     @classmethod
     def unchecked(cls, atoms: Points, log_weights: Weights, times: Times | None = None) -> Measure:
@@ -97,10 +110,10 @@ class Measure:
     @classmethod
     def from_tokens(
         cls,
-        tokens: Points,
+        tokens: Points | Listed,
         *,
-        mask: Bool[Tensor, "*b n"] | None = None,
-        times: Times | None = None,
+        mask: Bool[Tensor, "*b n"] | Listed | None = None,
+        times: Times | Listed | None = None,
     ) -> Measure:
         r"""The empirical measure $\frac1n\sum_i\delta_{x_i}$ of a token sequence [A, eq. 4].
 
@@ -116,10 +129,13 @@ class Measure:
         """
         if mask is None:
             return cls(tokens, times=times)
-        check_atoms(tokens)
-        check_shape("mask", mask, tokens.shape[:-1], "One per token, True for real tokens.")
-        kept = mask.to(wide(tokens.dtype))
-        return cls(tokens, kept / kept.sum(-1, keepdim=True).clamp_min(1), times=times)
+        x: Tensor = to_atoms(tokens, "tokens")
+        check_atoms(x, "tokens")
+        real: Tensor = to_tensor("mask", mask, x.device)
+        check_shape("mask", real, x.shape[:-1], "One per token, True for real tokens.")
+        check_same("device", ("tokens", x), ("mask", real))
+        kept = real.to(wide(x.dtype))
+        return cls(x, kept / kept.sum(-1, keepdim=True).clamp_min(1), times=times)
 
     @classmethod
     def gaussian(
@@ -184,7 +200,7 @@ class Measure:
             >>> batch.mean().flatten(), [m.n for m in batch]
             (tensor([0., 1.]), [2, 3])
         """
-        return cls.unchecked(*clouds.stack(_clouds(measures)))
+        return cls.unchecked(*clouds.stack(comparable(measures, cls)))
 
     @classmethod
     def mixture(
@@ -201,7 +217,7 @@ class Measure:
             >>> pf.Measure.mixture([a, b], torch.tensor([0.25, 0.75])).mean()
             tensor([0.7500])
         """
-        return cls.unchecked(*clouds.mixture(_clouds(measures), weights))
+        return cls.unchecked(*clouds.mixture(comparable(measures, cls), weights))
 
     @property
     def n(self) -> int:
@@ -238,10 +254,6 @@ class Measure:
         r"""The total mass $\mu(\mathbb R^d)$."""
         return self.log_weights.logsumexp(-1).exp()
 
-    @property
-    def _cloud(self) -> Cloud:
-        return Cloud(self.atoms, self.log_weights, self.times)
-
     def push(self, T: Callable[[Points], Tensor] | Transport) -> Measure:
         r"""The push-forward $T_\sharp\mu=\sum_ia_i\,\delta_{T(x_i)}$: atoms move, weights stay.
 
@@ -254,13 +266,19 @@ class Measure:
         check_callable("T", T, "a function of points")
         atoms = T(self.atoms)
         check_returned("T", atoms, "(..., n, d)")
-        return self.moved(atoms)
+        if atoms.shape[:-1] != self.atoms.shape[:-1]:
+            raise ValueError(
+                f"A push-forward keeps the number of atoms: `T` must return points of shape "
+                f"({', '.join(map(str, self.atoms.shape[:-1]))}, d), got {tuple(atoms.shape)}."
+            )
+        return Measure.unchecked(atoms, self.log_weights, self.times)
 
     def moved(self, atoms: Tensor) -> Measure:
         """The same weights and times on other points; nothing but the shape is checked."""
+        check_floating("atoms", atoms, "(..., n, d)", 2)
         if atoms.shape[:-1] != self.atoms.shape[:-1]:
             raise ValueError(
-                f"A push-forward keeps the number of atoms: expected points of shape "
+                f"A push-forward keeps the number of atoms: `atoms` must have shape "
                 f"({', '.join(map(str, self.atoms.shape[:-1]))}, d), got {tuple(atoms.shape)}."
             )
         return Measure.unchecked(atoms, self.log_weights, self.times)
@@ -275,13 +293,17 @@ class Measure:
             >>> pf.Measure.gaussian(0.0, 1.0).integrate(lambda x: x[..., 0] ** 4)
             tensor(3.0000)
         """
+        if not isinstance(f, Tensor):
+            check_callable("f", f, "a tensor of values, or a function of points")
         values = f if isinstance(f, Tensor) else f(self.atoms)
+        check_tensor("f", values)
+        check_same("device", ("atoms", self.atoms), ("f", values))
         scalar = values.shape == self.log_weights.shape
         values = values[..., None] if scalar else values
         if values.shape[:-1] != self.log_weights.shape:
             raise ValueError(
-                f"Values must be one per atom, of shape {tuple(self.log_weights.shape)} or with "
-                f"one more axis, got {tuple(values.shape)}."
+                f"`f` must have one value per atom, of shape {tuple(self.log_weights.shape)} or "
+                f"with one more axis, got {tuple(values.shape)}."
             )
         dead = (self.log_weights == -torch.inf)[..., None]
         total = (self.weights[..., None] * values.masked_fill(dead, 0)).sum(-2)
@@ -321,8 +343,7 @@ class Measure:
             >>> mu.atoms.flatten(), mu.weights
             (tensor([0., 1.]), tensor([0.3333, 0.6667]))
         """
-        if not 0 <= tol < math.inf:
-            raise ValueError(f"`tol` must be a distance, got {tol}.")
+        check_range("tol", tol, 0)
         if self.batch_shape:
             return Measure.stack([m.merge(tol) for m in self])
         return Measure.unchecked(*clouds.merge(self._cloud, tol))
@@ -350,6 +371,7 @@ class Measure:
             torch.Size([5, 2])
         """
         check_sizes(size=size)
+        check_generator(generator)
         return Measure.unchecked(*clouds.draw(self._cloud, size, generator))
 
     def restrict(self, region: Callable[[Points], Tensor] | Bool[Tensor, "*b n"]) -> Measure:
@@ -362,30 +384,17 @@ class Measure:
             >>> pf.Measure.grid(0.0, 1.0, size=4).restrict(lambda x: x[..., 0] < 0.5).weights
             tensor([0.2500, 0.2500, 0.0000, 0.0000])
         """
+        if not isinstance(region, Tensor):
+            check_callable("region", region, "a tensor of True and False, or a function of points")
         inside = region if isinstance(region, Tensor) else region(self.atoms)
         check_shape("region", inside, self.log_weights.shape, "True or False for each atom.")
         if inside.dtype != torch.bool:
             raise ValueError(f"`region` must be boolean, got {inside.dtype}. Use `region.bool()`.")
+        check_same("device", ("atoms", self.atoms), ("region", inside))
         logs = self.log_weights.masked_fill(~inside, -torch.inf)
         if not holds((logs > -torch.inf).any(-1).all()):
-            raise ValueError("The region holds no mass of the measure. Choose a larger one.")
+            raise ValueError("`region` must hold mass of the measure, got no mass. Enlarge it.")
         return Measure(self.atoms, log_weights=logs, times=self.times)
-
-    def to(self, *args: Any, **kwargs: Any) -> Measure:
-        """Move to a device or dtype, as `torch.Tensor.to`; log-weights stay float32 or better."""
-        atoms = self.atoms.to(*args, **kwargs)
-        check_floating("atoms", atoms, "(..., n, d)", 2)
-        logs = self.log_weights.to(atoms.device, wide(atoms.dtype))
-        return Measure.unchecked(atoms, logs, self._timed(lambda t: t.to(atoms.device)))
-
-    def detach(self) -> Measure:
-        """The same measure outside the autograd graph."""
-        times = self._timed(lambda t: t.detach())
-        return Measure.unchecked(self.atoms.detach(), self.log_weights.detach(), times)
-
-    def _timed(self, f: Callable[[Tensor], Tensor]) -> Tensor | None:
-        """A function of the times, or None without times."""
-        return None if self.times is None else f(self.times)
 
     def __len__(self) -> int:
         """Number of measures in a batch."""
@@ -401,6 +410,7 @@ class Measure:
                 "`mu.atoms`, a part of them is `mu.restrict`."
             )
         count = torch.arange(math.prod(self.batch_shape), device=self.device)
+        check_index(index)
         positions = count.reshape(self.batch_shape)[index]
         pick = lambda t, axes: t.reshape(-1, *t.shape[-axes:])[positions]
         times = self._timed(lambda t: pick(t, 1))
@@ -426,28 +436,3 @@ def _set(mu: Measure, cloud: Cloud) -> None:
     """Write the fields of a frozen instance."""
     for name, value in zip(Cloud._fields, cloud, strict=True):
         object.__setattr__(mu, name, value)
-
-
-def _clouds(measures: Sequence[Measure]) -> list[Cloud]:
-    """What the measures store, if they share space, batch shape, dtype and device.
-
-    There must be at least one, and all have times or none.
-    """
-    parts = list(measures)
-    if not parts:
-        raise ValueError("Expected at least one measure, got an empty sequence.")
-    for mu in parts:
-        check_kind("measures", mu, Measure, "Make one with `pf.Measure(points)`.")
-    for index, mu in enumerate(parts[1:], start=1):
-        if mu.dim != parts[0].dim:
-            raise ValueError(
-                f"Measures must share their space, got R^{parts[0].dim} and R^{mu.dim}."
-            )
-        if (mu.times is None) != (parts[0].times is None):
-            raise ValueError("Give all measures times, or none of them.")
-        for what in ("dtype", "device"):
-            check_same(what, ("measures[0]", parts[0].atoms), (f"measures[{index}]", mu.atoms))
-    shapes = {mu.batch_shape for mu in parts}
-    if len(shapes) > 1:
-        raise ValueError(f"Measures must share their batch shape, got {sorted(shapes)}.")
-    return [mu._cloud for mu in parts]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_floating
+from .._tools.checks import check_broadcast, check_floating, check_index, check_same
 from ..affinities import Scores
 from ..measures import Measure
 from ..sinkhorn import tilted
@@ -83,6 +83,7 @@ class Relation(ABC):
         mass, per unit weight of the query.
         """
         check_floating("values", values, "(..., n, e)", 1)
+        check_same("device", ("log_b", self.log_b), ("values", values))
         n = self.shape[-1]
         if values.ndim < 2 or values.shape[-2] != n:
             hint = ""
@@ -106,6 +107,7 @@ class Relation(ABC):
 
     def __getitem__(self, index: Any) -> Relation:
         """Some relations of a batch, such as one head."""
+        check_index(index)
         batch, index = self.shape[:-2], index if isinstance(index, tuple) else (index,)
         torch.empty(batch)[index]  # raises IndexError here if the batch has fewer axes
         each = (*index, slice(None))  # so that `...` means axes of the batch alone

@@ -263,13 +263,14 @@ class Layers(TimeDependent, Container):
         layers = list(layers)
         _share_space(self, layers, "layers")
         check_number("t1", t1)
-        kinds = [[type(m) for m in layer.modules()] for layer in layers]
+        # Layers with other numbers of heads may have tensors of the same shapes.
+        kinds = [[(type(m), m.extra_repr()) for m in layer.modules()] for layer in layers]
         tensors = [layer.state_dict(keep_vars=True) for layer in layers]
         shapes = [{name: p.shape for name, p in named.items()} for named in tensors]
         if any(s != shapes[0] for s in shapes) or any(k != kinds[0] for k in kinds):
             raise ValueError(
-                "Layers must be of one kind, with tensors of the same names and shapes, to be "
-                "interpolated."
+                "Layers must be of one kind, with the same heads and with tensors of the same "
+                "names and shapes, to be interpolated."
             )
         self.layers, self.t1 = nn.ModuleList(layers), t1
 
