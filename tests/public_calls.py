@@ -4,6 +4,8 @@ A call is a callable and its arguments by name. `tests/test_wrong_arguments.py` 
 argument after the other by something wrong. Calls that take arguments by position are wrapped.
 """
 
+import tempfile
+
 import torch
 
 import pushforward as pf
@@ -26,6 +28,10 @@ X, E, POINT = draws(3, 2), torch.eye(2, dtype=torch.float64), torch.ones(2, dtyp
 MU, NU = pf.Measure(draws(5, 2)), pf.Measure(draws(4, 2))
 MANY = pf.Measure(draws(2, 5, 2))
 TIMED = pf.Measure(draws(5, 2), times=torch.arange(5))
+NESTED = pf.Measure.stack([MU, NU]).to_nested()
+SCRATCH = tempfile.TemporaryDirectory()
+FOLDER = SCRATCH.name
+MU.save(f"{FOLDER}/measure.safetensors")
 GAMMA, MODEL = pf.Attention(2).double(), pf.Transformer(2, depth=1).double()
 CAUSAL = pf.Attention(2, mask=pf.Causal()).double()
 ONCE, TWICE = pf.relate(MU, NU), pf.relate(MU, NU, normaliser=pf.Sinkhorn(steps=2))
@@ -57,9 +63,27 @@ MEASURES = {
     "Measure.sample": (MU.sample, {"size": 2, "generator": GENERATOR}),
     "Measure.restrict": (MU.restrict, {"region": lambda x: x[..., 0] < 9}),
     "Measure.restrict, by a mask": (MU.restrict, {"region": MU.atoms[:, 0] < 9}),
-    "Measure.to": (lambda dtype: MU.to(dtype), {"dtype": torch.float32}),
+    "Formats.to": (lambda dtype: MU.to(dtype), {"dtype": torch.float32}),
+    "Formats.from_flat": (
+        pf.Measure.from_flat,
+        {
+            "atoms": X, "batch": torch.tensor([0, 1, 1]), "weights": X[:, 0].exp(),
+            "times": torch.arange(3),
+        },
+    ),
+    "Formats.from_flat, by lengths": (
+        pf.Measure.from_flat, {"atoms": X, "lengths": torch.tensor([1, 2])}
+    ),
+    "Formats.from_flat, by offsets": (
+        pf.Measure.from_flat, {"atoms": X, "offsets": torch.tensor([0, 1, 3])}
+    ),
+    "Formats.from_nested": (pf.Measure.from_nested, {"atoms": NESTED.atoms}),
+    "Formats.allclose": (MU.allclose, {"other": MU, "rtol": 1e-3, "atol": 1e-3}),
+    "Formats.save": (MU.save, {"path": f"{FOLDER}/saved.safetensors"}),
+    "Formats.load": (pf.Measure.load, {"path": f"{FOLDER}/measure.safetensors", "device": "cpu"}),
+    "collate": (pf.collate, {"samples": [MU, NU]}),
     "Measure.__getitem__": (lambda index: MANY[index], {"index": 0}),
-}
+}  # fmt: skip
 
 MAPS = {
     "InContextMap.forward": (GAMMA, {"mu": MU, "x": X}),
@@ -106,9 +130,14 @@ MAPS = {
         pf.Block,
         {
             "norm": pf.PreNorm(), "head_dim": 2, "affinity": pf.Dot(),
-            "normaliser": pf.Softmax(), "mask": pf.Causal(), "impl": "reference",
+            "normaliser": pf.Softmax(), "mask": pf.Causal(), "impl": "reference", "dropout": 0.5,
         },
     ),
+    "Dropout": (pf.Dropout, {"p": 0.5}),
+    "Pool": (pf.Pool, {"features": GAMMA}),
+    "Pool.forward": (pf.Pool(), {"mu": MU}),
+    "AttentionPool": (maps.AttentionPool, {"gamma": GAMMA, "queries": 2, "features": GAMMA}),
+    "AttentionPool.forward": (maps.AttentionPool(GAMMA).double(), {"mu": MU}),
     "PreNorm": (pf.PreNorm, {"eps": 1e-5}),
     "PostNorm": (pf.PostNorm, {"eps": 1e-5}),
     "from_sequence_model": (pf.from_sequence_model, {"model": torch.sin}),
@@ -196,6 +225,14 @@ RELATIONS = {
         pf.sinkhorn_divergence,
         {"mu": MU, "nu": NU, "eps": 1.0, "normaliser": pf.Sinkhorn(tol=1e-2)},
     ),
+    "barycentre": (
+        pf.distances.barycentre,
+        {
+            "measures": [MU, NU], "weights": torch.ones(2, dtype=torch.float64), "size": 2,
+            "steps": 9, "generator": GENERATOR,
+        },
+    ),
+    "barycentre, from a start": (pf.distances.barycentre, {"measures": [MU, NU], "start": MU}),
     "energy_distance": (pf.energy_distance, {"mu": MU, "nu": NU}),
     "mmd": (pf.mmd, {"mu": MU, "nu": NU, "bandwidth": 1.0}),
 }  # fmt: skip

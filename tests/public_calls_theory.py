@@ -1,9 +1,7 @@
 """A valid call of every public function, class and method of the later chapters."""
 
-import tempfile
-
 import torch
-from public_calls import GAMMA, GENERATOR, MATRIX, MODEL, MU, NU, ONCE, POINT, E, X, draws
+from public_calls import FOLDER, GAMMA, GENERATOR, MATRIX, MODEL, MU, NU, ONCE, POINT, E, X, draws
 from torch import nn
 
 import pushforward as pf
@@ -35,14 +33,12 @@ RULE = approximation.SoftNearest(1.0)
 NEAR = approximation.SoftmaxApproximation(RULE, HATS)
 GAUSSIAN = flows.gaussian(pf.fields.Linear(-E, E), POINT, E, t1=1.0, solver=pf.Euler(2))
 FOUND = pf.recover(add)
-REPORT = auditing.Audit("model", "how", "data", 0)
+REPORT = auditing.Audit("model", "how", "data", 0, (auditing.Section("size", "good", "fine"),))
 POPULATION = representation.Population(X)
 WITNESS = representation.Witness("shows", MU, NU)
 ENERGY = pf.fields.SelfAttention(E, E, E)
 SQUARE = torch.full((2, 2), 0.5, dtype=torch.float64)
 EULER = pf.Euler(2)
-SCRATCH = tempfile.TemporaryDirectory()
-FOLDER = SCRATCH.name
 pf.flow(FIELD, MU, t1=1.0, solver=EULER, folder=f"{FOLDER}/flow")
 
 FLOWS = {
@@ -213,7 +209,7 @@ THEORY = {
         auditing.Model,
         {"model": torch.sin, "name": "sine", "batched": False, "padded": torch.mul},
     ),
-    "Audit.__getitem__": (lambda name: REPORT[name], {"name": "symmetries"}),
+    "Audit.__getitem__": (lambda name: REPORT[name], {"name": "size"}),
     "Audit.save": (REPORT.save, {"file": f"{FOLDER}/report.txt"}),
     "specimens": (zoo.specimens, {"dim": 2, "seed": 0}),
     "alice_elise": (zoo.alice_elise, {"n": 4}),

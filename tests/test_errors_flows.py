@@ -80,7 +80,7 @@ CASES = {
     ),
     "layers that differ": (
         lambda: pf.fields.Layers([pf.Attention(2), pf.Attention(2, head_dim=3)]),
-        "of one kind, with tensors of the same names",
+        "of one kind, with the same heads",
     ),
     "fields of other spaces": (
         lambda: pf.fields.Sum(pf.Attention(2), pf.Attention(3)),

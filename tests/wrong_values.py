@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import pushforward as pf
 
-
 HAS_DEVICE = Tensor | pf.Measure
 
 
