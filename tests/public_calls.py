@@ -5,6 +5,7 @@ argument after the other by something wrong. Calls that take arguments by positi
 """
 
 import tempfile
+from pathlib import Path
 
 import torch
 
@@ -30,8 +31,8 @@ MANY = pf.Measure(draws(2, 5, 2))
 TIMED = pf.Measure(draws(5, 2), times=torch.arange(5))
 NESTED = pf.Measure.stack([MU, NU]).to_nested()
 SCRATCH = tempfile.TemporaryDirectory()
-FOLDER = SCRATCH.name
-MU.save(f"{FOLDER}/measure.safetensors")
+FOLDER = Path(SCRATCH.name)
+MU.save(FOLDER / "measure.safetensors")
 GAMMA, MODEL = pf.Attention(2).double(), pf.Transformer(2, depth=1).double()
 CAUSAL = pf.Attention(2, mask=pf.Causal()).double()
 ONCE, TWICE = pf.relate(MU, NU), pf.relate(MU, NU, normaliser=pf.Sinkhorn(steps=2))
@@ -63,7 +64,6 @@ MEASURES = {
     "Measure.sample": (MU.sample, {"size": 2, "generator": GENERATOR}),
     "Measure.restrict": (MU.restrict, {"region": lambda x: x[..., 0] < 9}),
     "Measure.restrict, by a mask": (MU.restrict, {"region": MU.atoms[:, 0] < 9}),
-    "Formats.to": (lambda dtype: MU.to(dtype), {"dtype": torch.float32}),
     "Formats.from_flat": (
         pf.Measure.from_flat,
         {
@@ -79,8 +79,8 @@ MEASURES = {
     ),
     "Formats.from_nested": (pf.Measure.from_nested, {"atoms": NESTED.atoms}),
     "Formats.allclose": (MU.allclose, {"other": MU, "rtol": 1e-3, "atol": 1e-3}),
-    "Formats.save": (MU.save, {"path": f"{FOLDER}/saved.safetensors"}),
-    "Formats.load": (pf.Measure.load, {"path": f"{FOLDER}/measure.safetensors", "device": "cpu"}),
+    "Formats.save": (MU.save, {"path": FOLDER / "saved.safetensors"}),
+    "Formats.load": (pf.Measure.load, {"path": FOLDER / "measure.safetensors", "device": "cpu"}),
     "collate": (pf.collate, {"samples": [MU, NU]}),
     "Measure.__getitem__": (lambda index: MANY[index], {"index": 0}),
 }  # fmt: skip

@@ -39,7 +39,7 @@ WITNESS = representation.Witness("shows", MU, NU)
 ENERGY = pf.fields.SelfAttention(E, E, E)
 SQUARE = torch.full((2, 2), 0.5, dtype=torch.float64)
 EULER = pf.Euler(2)
-pf.flow(FIELD, MU, t1=1.0, solver=EULER, folder=f"{FOLDER}/flow")
+pf.flow(FIELD, MU, t1=1.0, solver=EULER, folder=FOLDER / "flow")
 
 FLOWS = {
     "flow": (
@@ -51,9 +51,9 @@ FLOWS = {
         {"field": FIELD, "t0": 0.0, "t1": 1.0, "solver": EULER, "gradients": flows.Backprop()},
     ),
     "Flow.path": (MOVE.path, {"mu": MU, "save": 2, "queries": X, "progress": False}),
-    "Path.load": (pf.Path.load, {"folder": f"{FOLDER}/flow", "field": FIELD}),
+    "Path.load": (pf.Path.load, {"folder": FOLDER / "flow", "field": FIELD}),
     "Path.__getitem__": (lambda index: PATH[index], {"index": 0}),
-    "Path.animate": (PATH.animate, {"file": f"{FOLDER}/cloud.gif", "seconds": 1.0}),
+    "Path.animate": (PATH.animate, {"file": FOLDER / "cloud.gif", "seconds": 1.0}),
     "Path.cluster_count": (PATH.cluster_count, {"tol": 0.1}),
     "Path.clusters": (PATH.clusters, {"tol": 0.1}),
     "Path.map": (PATH.map, {"f": pf.Measure.mean}),
@@ -210,7 +210,7 @@ THEORY = {
         {"model": torch.sin, "name": "sine", "batched": False, "padded": torch.mul},
     ),
     "Audit.__getitem__": (lambda name: REPORT[name], {"name": "size"}),
-    "Audit.save": (REPORT.save, {"file": f"{FOLDER}/report.txt"}),
+    "Audit.save": (REPORT.save, {"file": FOLDER / "report.txt"}),
     "specimens": (zoo.specimens, {"dim": 2, "seed": 0}),
     "alice_elise": (zoo.alice_elise, {"n": 4}),
     "attention": (zoo.attention, {"dim": 2, "scale": 1.0, "seed": 0}),

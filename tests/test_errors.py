@@ -221,7 +221,7 @@ CASES = {
     ),
     "an encoder that is none": (
         lambda: pf.Encoded(3.0, ones(2, 2)),
-        "`q` must be a tensor or a function of a measure and points, got float",
+        "`q` must be a tensor, or an encoder called as q(mu, x), got float",
     ),
     "a number": (lambda: pf.relate(MU, MU, affinity=pf.Matrix(3.0)), "`values` must be a Tensor"),
     "a confidence of 1340": (
@@ -314,7 +314,10 @@ CASES = {
         "Only the last map",
     ),
     "a name for a normaliser": (lambda: pf.Attention(2, normaliser="sinkhorn"), "Normaliser"),
-    "a class for an affinity": (lambda: pf.Attention(2, affinity=pf.Dot), "Create an instance: `Dot()`"),
+    "a class for an affinity": (
+        lambda: pf.Attention(2, affinity=pf.Dot),
+        "Create an instance: `Dot()`",
+    ),
     "False for a mask": (lambda: pf.Attention(2, mask=False), "None for no mask"),
     "a layer with an unknown implementation": (
         lambda: pf.Attention(2, impl="fast"),

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterator
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ def is_floating(value: Any) -> bool:
 def wrong_values(call: Any, given: dict[str, Any], argument: str) -> Iterator[tuple[str, Any]]:
     """Values that are wrong for an argument of a valid call, by kind."""
     right = given[argument]
-    shape = right.shape if isinstance(right, Tensor) else (3, 2)
-    yield "a string", "wrong"
+    plain = isinstance(right, Tensor) and not right.is_nested
+    shape = right.shape if plain else (3, 2)
+    if not isinstance(right, PathLike):
+        yield "a string", "wrong"
     yield "a list", [object()]
     yield "an array", np.ones(shape)
     if not (isinstance(right, Tensor) and not right.is_floating_point()):
@@ -43,7 +46,8 @@ def wrong_values(call: Any, given: dict[str, Any], argument: str) -> Iterator[tu
         yield "None", None
     if not isinstance(right, bool):
         yield "a bool", True
-    yield "a negative number", -1
+    if argument != "seed":
+        yield "a negative number", -1
     yield "NaN", math.nan
     if isinstance(right, int):
         yield "a fraction", 2.5
@@ -51,8 +55,108 @@ def wrong_values(call: Any, given: dict[str, Any], argument: str) -> Iterator[tu
     yield "a function", nothing
 
 
-ACCEPTED: dict[str, dict[str, list[str]]] = {}
+ARRAY, COUNTS, SIGNED, FUNCTION = ["an array"], ["integers"], ["a negative number"], ["a function"]
+DTYPE, DEVICE, NANS, STRING = ["another dtype"], ["another device"], ["NaN tensor"], ["a string"]
+INDEX, POWER = ["integers", "None", "a negative number"], ["a fraction"]
+
+ACCEPTED: dict[str, dict[str, list[str]]] = {
+    # Measures are made of arrays too, and weights may be counts.
+    "Measure": {"atoms": ARRAY, "weights": ARRAY + COUNTS, "times": ARRAY},
+    "Measure, by logarithms": {"atoms": ARRAY, "log_weights": ARRAY},
+    "Measure.from_tokens": {"tokens": ARRAY, "mask": ARRAY, "times": ARRAY},
+    "Formats.from_flat": {"atoms": ARRAY, "weights": ARRAY + COUNTS, "times": ARRAY},
+    "Formats.from_flat, by lengths": {"atoms": ARRAY},
+    "Formats.from_flat, by offsets": {"atoms": ARRAY},
+    "Measure.mixture": {"weights": COUNTS},
+    "Measure.integrate, of values": {"f": COUNTS},
+    "Population": {"data": ARRAY},
+    # Indices count from the end too, and may be tensors.
+    "Measure.split": {"atom": SIGNED},
+    "Measure.__getitem__": {"index": INDEX},
+    "Relation.__getitem__": {"index": INDEX},
+    "Path.__getitem__": {"index": SIGNED},
+    # Numbers that may be negative, or no whole numbers.
+    "Measure.gaussian, by numbers": {"mean": SIGNED},
+    "Measure.grid, by numbers": {"low": SIGNED},
+    "Residual": {"step": SIGNED},
+    "Transformer": {"step": SIGNED},
+    "Lipschitz.scaled": {"factor": SIGNED},
+    "Dot": {"scale": SIGNED},
+    "Sigmoid": {"bias": SIGNED},
+    "flow": {"t0": SIGNED, "t1": SIGNED},
+    "Flow": {"t0": SIGNED, "t1": SIGNED},
+    "gaussian": {"t0": SIGNED, "t1": SIGNED},
+    "Kuramoto": {"coupling": SIGNED},
+    "at_time": {"t": SIGNED},
+    "depth_study": {"t1": SIGNED},
+    "token_study": {"t1": SIGNED},
+    "attention": {"scale": SIGNED},
+    "stack": {"scale": SIGNED},
+    "wasserstein": {"p": POWER},
+    "sliced_wasserstein": {"p": POWER},
+    "Path.wasserstein": {"p": POWER},
+    # A function is called later, and what it returns is checked then; a black box that returns
+    # no measure is a finding of its own.
+    "Pointwise": {"f": FUNCTION},
+    "MLP": {"activation": FUNCTION},
+    "Pool": {"features": FUNCTION},
+    "AttentionPool": {"features": FUNCTION},
+    "from_sequence_model": {"model": FUNCTION},
+    "Pairs": {"function": FUNCTION},
+    "TileScores.mapped": {"function": FUNCTION},
+    "Pairwise": {"kernel": FUNCTION},
+    "CuckerSmale": {"influence": FUNCTION},
+    "SoftmaxApproximation": {"rule": FUNCTION},
+    "SinkhornApproximation": {"rule": FUNCTION},
+    "recover": {"f": FUNCTION},
+    "RecoveredMap": {"f": FUNCTION},
+    "derivative": {"f": FUNCTION},
+    "characterise": {"f": FUNCTION},
+    "Witness.replay": {"f": FUNCTION},
+    "MapBox": {"f": FUNCTION},
+    "TokenBox": {"model": FUNCTION},
+    "QueryBox": {"model": FUNCTION},
+    "audit": {"model": FUNCTION, "data": ARRAY},
+    "audit, with queries": {"model": FUNCTION, "data": ARRAY, "queries": ARRAY},
+    "Model": {"model": FUNCTION, "name": STRING, "padded": FUNCTION},
+    "Audit.__getitem__": {"name": STRING},
+    # Queries and keys may be NaN at atoms without mass; scores are read by `relate`.
+    "Encoded": {"q": NANS + FUNCTION, "k": NANS + FUNCTION},
+    "Matrix": {"values": NANS},
+    "TileScores.from_matrix": {"values": NANS},
+    "TileScores.from_pairs": {"function": FUNCTION, "x": NANS, "y": NANS},
+    "Relation.at": {"log_a": NANS},
+    "doubly_stochastic": {"logits": NANS},  # such matrices are flagged
+    # Only the weights of a measure are used, in the dtype of the relation.
+    "Conditional.from_matrix": {"matrix": DTYPE, "nu": DTYPE},
+    "Conditional.project": {"mu": DTYPE, "nu": DTYPE},
+    "relate": {"start": DTYPE},  # potentials may be in float64 where points are not
+    "transported": {"mu": DTYPE, "nu": DTYPE},
+    "Hats.integrals": {"matrix": DTYPE, "nu": DTYPE},
+    # Reductions take half precision with a bias in full precision.
+    "log_integral": {"q": DTYPE, "k": DTYPE, "bias": DTYPE, "scale": SIGNED},
+    "average": {"q": DTYPE, "k": DTYPE, "v": DTYPE, "bias": DTYPE, "scale": SIGNED},
+}
 """By callable and argument, the kinds that are accepted."""
 
-KNOWN: dict[str, dict[str, list[str]]] = {}
+UNREAD: dict[str, list[str]] = {
+    "Measure.moved": ["atoms"],
+    "Measure.integrate, of values": ["f"],
+    "InContextMap.forward": ["x"],
+    "InContextMap.forward, with times": ["x"],
+    "At.__call__": ["x"],
+    "Relation.apply": ["values"],
+    "log_integral": ["q", "k", "bias"],
+    "average": ["q", "k", "v", "bias"],
+}
+"""By callable, arguments whose values are not read, since that would wait for the device. What is
+returned is then NaN."""
+
+KNOWN: dict[str, dict[str, list[str]]] = {
+    # The device "meta" has no values, and these read some before they compare devices.
+    "Formats.from_flat": {"atoms": DEVICE, "batch": DEVICE},
+    "Formats.from_flat, by lengths": {"atoms": DEVICE, "lengths": DEVICE},
+    "Formats.from_flat, by offsets": {"atoms": DEVICE, "offsets": DEVICE},
+    "audit, with queries": {"data": DEVICE, "queries": DEVICE},
+}
 """By callable and argument, the kinds that are answered wrongly so far."""

@@ -6,7 +6,7 @@ from a user's numbers, because reading values waits for the device.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from types import EllipsisType
@@ -112,6 +112,16 @@ def check_generator(generator: torch.Generator | None) -> None:
         check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
 
 
+def check_device(device: torch.device | str) -> None:
+    """Raise unless `device` names a device."""
+    try:
+        known = isinstance(device, str | torch.device) and torch.device(device)
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(f'`device` must be a device, such as "cpu", got {device!r}.')
+
+
 def check_index(index: Any) -> None:
     """Raise unless `index` can index axes: whole numbers, slices, masks, `...`, None."""
     for part in index if isinstance(index, tuple) else (index,):
@@ -134,6 +144,20 @@ def check_callable(name: str, value: object, how: str) -> None:
         raise TypeError(f"`{name}` must be {how}, got {_kind(value)}. {_instance(value)}")
     if not callable(value):
         raise TypeError(f"`{name}` must be {how}, got {_kind(value)}.")
+
+
+def check_call(name: str, function: Callable[..., Any], call: str, fix: str) -> None:
+    """Raise unless a user's function can be called as `call`, positionally; `fix` is how to."""
+    method = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        signature(method).bind(*call.split(","))
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` is called as {name}{call}, got one that does not take that: {error}. Give "
+            f"one that does; {fix}."
+        ) from None
+    except ValueError:  # a function without a signature
+        return
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:
@@ -350,11 +374,11 @@ def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
     check_tensor("mu.atoms", atoms)  # an array is on "cpu", which is not torch.device("cpu")
     if p.device != atoms.device:
         raise ValueError(
-            f"The map is on {p.device}, the measure on {atoms.device}. Move one: `.to(device)`."
+            f"The map is on {p.device}, got `mu` on {atoms.device}. Move one: `.to(device)`."
         )
     if not torch.is_autocast_enabled(atoms.device.type):
         raise ValueError(
-            f"The map has {p.dtype} parameters, the measure {atoms.dtype} atoms. "
+            f"The map has {p.dtype} parameters, got `mu` with {atoms.dtype} atoms. "
             f"Convert one: `map.to({atoms.dtype})` or `mu.to({p.dtype})`."
         )
 

@@ -21,7 +21,7 @@ from .._tools.checks import (
     holds,
 )
 from ..affinities import Encoded, SquaredDistance
-from ..measures import Measure, check_measures
+from ..measures import Measure, check_pair
 from ..relations import Coupling, Relation, relate
 
 Rule = Callable[[Measure, Measure], Relation]
@@ -44,7 +44,7 @@ class QuantileCoupling:
 
     def __call__(self, mu: Measure, nu: Measure) -> Coupling:
         """The mass of a pair is the overlap of its two intervals of quantile levels."""
-        check_measures(mu=mu, nu=nu)
+        check_pair(mu, nu)
         (x_low, x_high), (y_low, y_high) = _levels(mu), _levels(nu)
         low = torch.maximum(x_low[..., :, None], y_low[..., None, :])
         overlap = torch.minimum(x_high[..., :, None], y_high[..., None, :]) - low
@@ -103,8 +103,7 @@ class GaussianConditional:
 
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """Softmax of the squared distance after whitening by the covariance."""
-        check_measures(mu=mu, nu=nu)
-        check_same("dtype", ("mu", mu.atoms), ("nu", nu.atoms))
+        check_pair(mu, nu)
         check_same("dtype", ("mu", mu.atoms), ("slope", self.slope))
         root = torch.linalg.cholesky(self.cov)
         whiten = lambda z: torch.linalg.solve_triangular(root, z.mT, upper=False).mT

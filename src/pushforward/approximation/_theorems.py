@@ -19,7 +19,7 @@ from torch import Tensor
 from .._tools.checks import check_callable, check_kind, check_range, holds
 from ..affinities import Matrix
 from ..distances import wasserstein
-from ..measures import Measure, check_measures
+from ..measures import Measure, check_pair
 from ..relations import Conditional, Coupling, Normaliser, Relation, Sinkhorn, Softmax, relate
 from ._hats import Hats
 from ._rules import Rule
@@ -62,7 +62,7 @@ class Approximation(ABC):
 
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """The relation between two measures that the affinity defines."""
-        check_measures(mu=mu, nu=nu)
+        check_pair(mu, nu)
         x, y = mu.atoms[..., :, None, :], nu.atoms[..., None, :, :]
         scores = Matrix(self.affinity(mu, nu, x, y))
         return relate(mu, nu, affinity=scores, normaliser=self.normaliser)
@@ -113,7 +113,7 @@ class SoftmaxApproximation(Approximation):
 
     def bound(self, mu: Measure, nu: Measure) -> Gap:
         """The second formula above, with the supremum over the atoms of `mu`."""
-        check_measures(mu=mu, nu=nu)
+        check_pair(mu, nu)
         share, mass = self._cells(mu.atoms, nu)
         lost = (share * ((self.tau - mass).clamp_min(0) / self._floor)[..., None, :]).sum(-1)
         worst = lost.masked_fill(mu.log_weights == -torch.inf, 0).amax(-1)
@@ -185,7 +185,7 @@ class SinkhornApproximation(Approximation):
 
     def bound(self, mu: Measure, nu: Measure) -> Gap:
         r"""The bound with the sums over cells; Sinkhorn's own tolerance is not included."""
-        check_measures(mu=mu, nu=nu)
+        check_pair(mu, nu)
         tiny = torch.finfo(mu.log_weights.dtype).tiny
         light = lambda mass: mass * (self.tau / mass.clamp_min(tiny)).clamp_min(1).log()
         a, b = self._query_hats.masses(mu), self.hats.masses(nu)
@@ -243,7 +243,7 @@ def relation_distance(first: Relation, second: Relation, mu: Measure, nu: Measur
     kind = Coupling if isinstance(first, Coupling) else Conditional
     for name, relation in (("first", first), ("second", second)):
         check_kind(name, relation, kind, "Compare conditionals, or couplings.")
-        check_measures(mu=mu, nu=nu)
+        check_pair(mu, nu)
         if tuple(relation.shape[-2:]) != (mu.n, nu.n):
             raise ValueError(
                 f"`{name}` must relate the atoms of `mu` and `nu`, {mu.n} and {nu.n}, got "

@@ -17,7 +17,9 @@ from .._tools.checks import (
     check_kind,
     check_path,
     check_progress,
+    check_same,
     check_sizes,
+    check_values_finite,
 )
 from .._tools.output import bar
 from .._tools.warn import warn
@@ -158,6 +160,9 @@ class Flow(Container):
         if not isinstance(queries, Measure):
             if queries is not None:
                 check_floating("queries", queries, "(..., m, d)", 2)
+                for what in ("dtype", "device"):
+                    check_same(what, ("mu", mu.atoms), ("queries", queries))
+                check_values_finite(queries=queries)
                 self._check(mu, queries)
             dynamics = Characteristics(self.field, mu)
             return dynamics, dynamics.start(queries)

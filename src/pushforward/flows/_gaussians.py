@@ -64,6 +64,7 @@ class GaussianPath:
         check_floating("x", x, "(m, d)", 2)
         check_same("dtype", ("means", self.means), ("x", x))
         check_shape("x", x, (len(x), self.means.shape[-1]), "Points of the space of the flow.")
+        check_values_finite(x=x)
         return x @ self.matrices.mT + self.offsets[:, None, :]
 
 

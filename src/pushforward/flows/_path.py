@@ -75,7 +75,8 @@ class Path:
 
     def __getitem__(self, index: int) -> Measure:
         """The measure at a saved time: `path[-1]` at the end."""
-        check_whole("index", index, least=-len(self))
+        if not isinstance(index, slice):
+            check_whole("index", index, least=-len(self))
         return self.measures[index]
 
     def __iter__(self) -> Iterator[Measure]:

@@ -149,6 +149,8 @@ def token_study(
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
         queries = law(8, generator).atoms
+    check_floating("queries", queries, "(m, d)", 2)
+    check_values_finite(queries=queries)
     G = Flow(field, t1=t1, solver=solver)
     errors = []
     with torch.no_grad():

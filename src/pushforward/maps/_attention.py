@@ -15,6 +15,7 @@ from .._tools.checks import (
     check_same,
     check_shape,
     check_sizes,
+    check_values_finite,
 )
 from .._tools.types import Images, Points, Queries
 from ..affinities import Dot, PointAffinity, PointScores
@@ -118,6 +119,8 @@ class AttentionMap(InContextMap, ABC):
         """
         queries = mu if queries is None else queries
         check_measures(mu=mu, queries=queries)
+        for what in ("dtype", "device"):
+            check_same(what, ("mu", mu.atoms), ("queries", queries.atoms))
         self._check(mu, queries.atoms, queries.times)
         if start is not None:
             check_start(start, self.normaliser)
@@ -126,6 +129,7 @@ class AttentionMap(InContextMap, ABC):
             check_shape("start", start, shape, "One potential per head, on the keys.")
             check_same("dtype", ("mu", mu.log_weights), ("start", start))
             check_same("device", ("mu", mu.atoms), ("start", start))
+            check_values_finite(start=start)
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         relation = self._relating(mu.normalise(), queries, start)
         return relation(queries.atoms, queries.times, log_a)

@@ -16,6 +16,7 @@ from .._tools.checks import (
     check_kind,
     check_number,
     check_parameters,
+    check_same,
     check_shape,
     holds,
 )
@@ -225,6 +226,7 @@ class InContextMap(nn.Module, ABC):
         if t is None or t is mu.times:
             return
         check_shape("t", t, x.shape[:-1], "One time per query.")
+        check_same("device", ("x", x), ("t", t))
         if mu.times is None:
             raise ValueError(
                 "Queries have times but the context has none. Build it with "
@@ -268,6 +270,8 @@ class At(Transport):
 
     def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:
         """As `gamma(mu, x, t)`."""
+        if x is None:
+            raise TypeError("`x` must be points or a Measure, got None.")
         return self.gamma(self.mu, x, t)
 
     def transport(self, mu: Measure) -> Measure:

@@ -158,6 +158,8 @@ def _corner(name: str, given: Tensor | float) -> Tensor:
     """A point; a number means one dimension."""
     if isinstance(given, Tensor):
         check_floating(name, given, "(..., d)", 1)
+        if not given.shape[-1]:
+            raise ValueError(f"`{name}` must have a coordinate, got shape {tuple(given.shape)}.")
         return given
     check_finite(name, given)
     return torch.tensor([float(given)])

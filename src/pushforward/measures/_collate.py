@@ -44,7 +44,13 @@ def collate(samples: Sequence[Any]) -> Any:
         parts = [collate(part) for part in zip(*samples, strict=True)]
         named = isinstance(first, tuple) and hasattr(first, "_fields")
         return type(first)(*parts) if named else type(first)(parts)
-    return default_collate(samples)
+    try:
+        return default_collate(samples)
+    except TypeError as error:
+        raise TypeError(
+            "`samples` must hold measures, tensors, numbers, or containers of them, got "
+            f"{type(first).__name__}."
+        ) from error
 
 
 def _check_alike(samples: Sequence[Any]) -> None:

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_kind, check_path, check_range, check_same
+from .._tools.checks import (
+    check_device,
+    check_floating,
+    check_kind,
+    check_path,
+    check_range,
+    check_same,
+)
 from .._tools.precision import wide
 from .._tools.types import Points, Times, Weights
 from ._clouds import Cloud
@@ -229,6 +236,7 @@ class Formats(ABC):
             device: where its tensors go.
         """
         check_path("path", path)
+        check_device(device)
         return cls.unchecked(*read(path, device))
 
     def to(self: M, *args: Any, **kwargs: Any) -> M:

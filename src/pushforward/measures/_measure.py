@@ -134,6 +134,8 @@ class Measure(Formats):
         real: Tensor = to_tensor("mask", mask, x.device)
         check_shape("mask", real, x.shape[:-1], "One per token, True for real tokens.")
         check_same("device", ("tokens", x), ("mask", real))
+        if not holds((x.isfinite().all(-1) | (real == 0)).all()):
+            raise ValueError("`tokens` must be finite wherever `mask` is True, got NaN or inf.")
         kept = real.to(wide(x.dtype))
         return cls(x, kept / kept.sum(-1, keepdim=True).clamp_min(1), times=times)
 

@@ -52,7 +52,7 @@ def log_integral(
         >>> pf.ops.log_integral(q, k, torch.full((4,), 0.25).log())
         tensor([0.])
     """
-    if guard:
+    if guard is not False:
         _check(scale, guard)
         check_reduction(q, k, None, bias, times)
     run = implementation(_choose(q, k) if impl is None else impl).log_integral
@@ -83,7 +83,7 @@ def average(
         >>> pf.ops.average(q, k, v, torch.tensor([0.25, 0.75]).log())
         tensor([[6.0000]])
     """
-    if guard:
+    if guard is not False:
         _check(scale, guard)
         check_tensor("v", v)
         check_reduction(q, k, v, bias, times)
@@ -117,9 +117,10 @@ def _comparable(times: Clock | None) -> Clock | None:
 
 def implementation(impl: str) -> ModuleType:
     """The module behind a name, or an error that lists the names."""
-    match impl:
-        case "reference":
-            return reference
-        case "streamed":
-            return streamed
+    if isinstance(impl, str):
+        match impl:
+            case "reference":
+                return reference
+            case "streamed":
+                return streamed
     raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")

@@ -14,6 +14,7 @@ from .._tools.checks import (
     check_floating,
     check_generator,
     check_kind,
+    check_same,
     check_sizes,
     check_sums,
     holds,
@@ -68,6 +69,9 @@ class Conditional(Relation):
             "attention after dropout (`model.eval()`)."
         )
         check_sums("rows", masses.sum(-1), matrix.dtype, fix)
+        if nu is not None:
+            check_measures(nu=nu)
+            check_same("device", ("matrix", matrix), ("nu", nu.atoms))
         uniform = torch.zeros_like(masses[..., 0, :]).log_softmax(-1)
         log_b = uniform if nu is None else _weights("nu", nu, TileScores.from_matrix(masses), -1)
         return cls(TileScores.from_matrix(_ratio(masses, log_b[..., None, :])), log_b, None)
@@ -240,6 +244,10 @@ class Coupling(Joint):
 def _weights(name: str, mu: Measure, scores: Scores, axis: int) -> Tensor:
     """Log-weights of a measure that has as many atoms as the scores have on an axis."""
     check_measures(**{name: mu})
+    if mu.device != scores.device:
+        raise ValueError(
+            f"`{name}` must be on the device of the relation, {scores.device}, got {mu.device}."
+        )
     if mu.n != scores.shape[axis]:
         raise ValueError(
             f"`{name}` must have {scores.shape[axis]} atoms, as the relation has, got {mu.n}."

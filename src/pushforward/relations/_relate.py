@@ -6,9 +6,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_kind, check_shape, check_tensor, holds
+from .._tools.checks import (
+    check_broadcast,
+    check_kind,
+    check_same,
+    check_shape,
+    check_tensor,
+    holds,
+)
 from ..affinities import Affinity, Dot, Scores
-from ..measures import Measure, check_measures
+from ..measures import Measure, check_pair
 from ._masses import Masses
 from ._normalisers import Normaliser, Softmax
 from ._probabilities import Coupling
@@ -39,7 +46,7 @@ def relate(
 
     Args:
         mu: the measure of the queries.
-        nu: the measure of the keys, the context.
+        nu: the measure of the keys, the context, of the same dtype and device.
         affinity: what compares the atoms: the dot product `Dot(1.0)` by default,
             `SquaredDistance(eps)`, one of these after encoders, `Encoded(q, k)`, scores in a
             `Matrix(A)`, or a function of `Pairs(function)`.
@@ -55,19 +62,31 @@ def relate(
         >>> torch.allclose(moved.mean(), nu.mean(), atol=1e-5)
         True
     """
-    check_measures(mu=mu, nu=nu)
+    _check_pair(mu, nu)
     check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
     affinity = Dot(1.0) if affinity is None else affinity
     check_kind("affinity", affinity, Affinity, _how(affinity))
     normaliser = Softmax() if normaliser is None else normaliser
     check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()` or `pf.Sinkhorn()`.")
     scores = affinity.scores(mu, nu)
+    fix = "For example `pf.affinities.TileScores.from_matrix(matrix)`."
+    check_kind(f"{type(affinity).__name__}.scores", scores, Scores, fix)
     if mask is not None:
         scores = _masked(scores, mask)
     log_a, log_b = (aligned_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
     _check_partners(scores, log_a, log_b, normaliser.needs_query_measure)
     g = _start(start, normaliser, log_b)
     return normaliser.relate(scores, log_a, log_b, start=g)
+
+
+def _check_pair(mu: Measure, nu: Measure) -> None:
+    """Raise unless two measures can be related; queries and keys as tensors have a hint."""
+    if isinstance(mu, Tensor) and isinstance(nu, Tensor):
+        raise TypeError(
+            "`mu` and `nu` must be measures, got two tensors. Queries and keys of two measures "
+            "are compared by `pf.relate(mu, nu, affinity=pf.Encoded(q, k))`."
+        )
+    check_pair(mu, nu)
 
 
 def _how(affinity: object) -> str:
@@ -90,6 +109,10 @@ def _masked(scores: Scores, mask: Tensor) -> Scores:
             f"`mask` must be boolean, True where allowed, got {mask.dtype}. Convert with "
             "`mask.bool()`; an additive mask of zeros and -inf with `mask == 0`."
         )
+    if mask.device != scores.device:
+        raise ValueError(
+            f"`mask` must be on the device of the measures, {scores.device}, got {mask.device}."
+        )
     check_shape("mask", mask, (*mask.shape[:-2], *scores.shape[-2:]), "One per pair.")
     return scores.forbidding(~mask)
 
@@ -103,6 +126,9 @@ def _start(
         return None
     check_start(g, normaliser)
     check_shape("start", g, log_b.shape, "It is a potential on the keys.")
+    check_same("device", ("nu", log_b), ("start", g))
+    if not g.is_floating_point():
+        raise ValueError(f"`start` must be floating point, got {g.dtype}.")
     if not holds((g.isfinite() | (log_b == -torch.inf)).all()):
         raise ValueError(
             "`start` must be finite, got NaN or inf. Leave `start` out to start from zero."

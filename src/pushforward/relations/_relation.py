@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_floating, check_index, check_same
+from .._tools.checks import (
+    check_broadcast,
+    check_floating,
+    check_index,
+    check_kind,
+    check_same,
+    check_shape,
+)
 from ..affinities import Scores
 from ..measures import Measure
 from ..sinkhorn import tilted
@@ -63,6 +70,11 @@ class Relation(ABC):
             log_a: log-weights of the other queries, normalised; None is enough for a relation that
                 is only applied, whose `apply` does not depend on them.
         """
+        check_kind("scores", scores, Scores, "An affinity has them: `affinity.scores(mu, nu)`.")
+        if log_a is not None:
+            check_floating("log_a", log_a, "(..., m)", 1)
+            check_shape("log_a", log_a, (*log_a.shape[:-1], scores.shape[-2]), "One per query.")
+            check_same("device", ("log_b", self.log_b), ("log_a", log_a))
         if self.extension is None:
             raise ValueError(
                 f"{self} relates atoms only. Relations of `Softmax` or `Sinkhorn`, as `relate` or "

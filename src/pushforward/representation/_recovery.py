@@ -10,7 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_flags, check_kind, check_share
+from .._tools.checks import (
+    check_flags,
+    check_floating,
+    check_kind,
+    check_share,
+    check_values_finite,
+)
 from .._tools.types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
@@ -79,8 +85,10 @@ class RecoveredMap(InContextMap):
             mu: the context, not batched.
             x: the points.
         """
+        check_floating("x", x, "(m, d)", 2)
         self._check(mu, x, None)
         check_single(mu)
+        check_values_finite(x=x)
         share = 0.75 if self.extrapolate else 0.5  # 1 - 2^-p for the orders p = 2 and 1
         eta, images = self._eta(mu), [self._image(mu, point) for point in x]
         values = torch.stack([self._limit(image, eta) for image in images])
