@@ -33,14 +33,15 @@ def holds(condition: Tensor, *, unknown: bool = True) -> bool:
         raise
 
 
-def check_kind(name: str, value: object, kind: type, fix: str) -> None:
-    """Raise unless `value` is an instance of `kind`."""
+def check_kind(name: str, value: object, kind: type, fix: str, *, returned: bool = False) -> None:
+    """Raise unless `value` is an instance of `kind`: an argument, or what a method returned."""
     if isinstance(value, kind):
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     if isinstance(value, type) and issubclass(value, kind):
         fix = _instance(value)
-    raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {_kind(value)}. {fix}")
+    must = f"must {'return' if returned else 'be'} {article} {kind.__name__}"
+    raise TypeError(f"`{name}` {must}, got {_kind(value)}. {fix}")
 
 
 def _kind(value: object) -> str:
@@ -146,15 +147,15 @@ def check_callable(name: str, value: object, how: str) -> None:
         raise TypeError(f"`{name}` must be {how}, got {_kind(value)}.")
 
 
-def check_call(name: str, function: Callable[..., Any], call: str, fix: str) -> None:
-    """Raise unless a user's function can be called as `call`, positionally; `fix` is how to."""
+def check_call(name: str, function: Callable[..., Any], arguments: str, fix: str = "") -> None:
+    """Raise unless a user's function or method takes the arguments that it is called with."""
     method = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        signature(method).bind(*call.split(","))
+        signature(method).bind(*arguments.split(","))
     except TypeError as error:
         raise TypeError(
-            f"`{name}` is called as {name}{call}, got one that does not take that: {error}. Give "
-            f"one that does; {fix}."
+            f"`{name}` is called as {name}({arguments}), got one that does not take that: "
+            f"{error}. {fix}".rstrip()
         ) from None
     except ValueError:  # a function without a signature
         return

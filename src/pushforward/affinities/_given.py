@@ -74,7 +74,7 @@ def _encoded(name: str, encoder: Tensor | Encoder, mu: Measure) -> Tensor:
     """Queries or keys, one row per atom."""
     if isinstance(encoder, Tensor):
         return encoder
-    check_call(name, encoder, "(mu, x)", "a module of points is `lambda mu, x: module(x)`")
+    check_call(name, encoder, "mu, x", "A module of points is `lambda mu, x: module(x)`.")
     points = encoder(mu, mu.atoms)
     check_returned(name, points, "(..., n, k)")
     return points
@@ -142,8 +142,8 @@ class Pairs(Affinity):
         check_callable("function", self.function, "a function called as f(mu, nu, x, y)")
 
     def scores(self, mu: Measure, nu: Measure) -> TileScores:
-        fix = "a function of points alone is `lambda mu, nu, x, y: f(x, y)`"
-        check_call("function", self.function, "(mu, nu, x, y)", fix)
+        fix = "A function of points alone is `lambda mu, nu, x, y: f(x, y)`."
+        check_call("function", self.function, "mu, nu, x, y", fix)
         function = lambda x, y: self.function(mu, nu, x, y)
         scores = TileScores.from_pairs(function, mu.atoms, nu.atoms)
         scores.tile(slice(0, 1))  # values of a wrong shape raise here, not at first use

@@ -30,6 +30,7 @@ from ..maps import (
     Lipschitz,
     Residual,
     Transformer,
+    checked_bound,
     lipschitz_bound,
     relations_inside,
 )
@@ -287,7 +288,7 @@ def _short_flow(field: InContextMap, h: float, radius: float) -> Lipschitz:
     """The bound of a flow of length `h`, on a ball that it cannot leave."""
     reach = radius
     for _ in range(GROWTHS):
-        velocity = lipschitz_bound(field, reach)
+        velocity = checked_bound(field, reach)
         if radius + h * velocity.reach <= reach:
             break
         reach = 1.1 * (radius + h * velocity.reach) - 0.1 * radius

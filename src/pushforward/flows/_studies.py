@@ -12,7 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import pictures
-from .._tools.checks import check_all_sizes, check_callable, check_kind, check_seed, check_sizes
+from .._tools.checks import (
+    check_all_sizes,
+    check_callable,
+    check_floating,
+    check_kind,
+    check_seed,
+    check_sizes,
+    check_values_finite,
+)
 from .._tools.fits import line_slope
 from ..maps import InContextMap
 from ..measures import Measure, check_measures

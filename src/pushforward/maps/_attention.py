@@ -22,7 +22,8 @@ from ..affinities import Dot, PointAffinity, PointScores
 from ..measures import Measure, check_measures
 from ..relations import Joint, Normaliser, Relation, Softmax, check_start
 from ..sinkhorn import Starts
-from ._in_context import Answer, InContextMap, relations_inside
+from ._in_context import InContextMap, relations_inside
+from ._stages import Answer
 
 
 @dataclass(frozen=True)

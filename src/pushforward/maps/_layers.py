@@ -20,7 +20,8 @@ from .._tools.checks import (
 from .._tools.types import Images, Queries
 from ..measures import Measure
 from ..sinkhorn import Starts
-from ._in_context import Answer, Container, InContextMap, within
+from ._in_context import Container, InContextMap
+from ._stages import Answer, within
 
 
 class Pointwise(InContextMap):

@@ -100,6 +100,14 @@ def lipschitz_bound(gamma: object, radius: float) -> Lipschitz:
     raise unknown_bound(gamma, "lipschitz_bound")
 
 
+def checked_bound(gamma: object, radius: float) -> Lipschitz:
+    """`lipschitz_bound`, with an error that names the map if it returns something else."""
+    bound = lipschitz_bound(gamma, radius)
+    fix = "Return `pf.maps.Lipschitz(x=..., mu=..., radius=..., reach=...)`."
+    check_kind(f"lipschitz_bound of {type(gamma).__name__}", bound, Lipschitz, fix, returned=True)
+    return bound
+
+
 def unknown_bound(thing: object, function: str) -> NotImplementedError:
     """The error for a kind of map, affinity or normaliser that has registered no formula."""
     kind = type(thing).__name__

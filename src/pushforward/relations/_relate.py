@@ -70,7 +70,7 @@ def relate(
     check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()` or `pf.Sinkhorn()`.")
     scores = affinity.scores(mu, nu)
     fix = "For example `pf.affinities.TileScores.from_matrix(matrix)`."
-    check_kind(f"{type(affinity).__name__}.scores", scores, Scores, fix)
+    check_kind(f"{type(affinity).__name__}.scores", scores, Scores, fix, returned=True)
     if mask is not None:
         scores = _masked(scores, mask)
     log_a, log_b = (aligned_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))

@@ -20,6 +20,7 @@ from ...maps import (
     InContextMap,
     Lipschitz,
     Residual,
+    checked_bound,
     lipschitz_bound,
     relations_inside,
     with_children,
@@ -194,7 +195,7 @@ class Sum(Container, Field):
 @lipschitz_bound.register(Sum)
 def _(gamma: Sum, radius: float) -> Lipschitz:
     """The sum of the bounds."""
-    first, *others = (lipschitz_bound(part, radius) for part in gamma)
+    first, *others = (checked_bound(part, radius) for part in gamma)
     return sum(others, first)
 
 
@@ -231,7 +232,7 @@ class Tangent(Container, Field):
 @lipschitz_bound.register(Tangent)
 def _(gamma: Tangent, radius: float) -> Lipschitz:
     """The bound of the field, and that of the projection of a vector as long as it."""
-    bound = lipschitz_bound(gamma.field, radius)
+    bound = checked_bound(gamma.field, radius)
     return replace(bound, x=bound.x + projection_lipschitz(gamma.manifold, bound.reach))
 
 
