@@ -10,6 +10,7 @@ import pushforward as pf
 pytestmark = pytest.mark.unhooked
 
 X, MU = torch.ones(3, 2, dtype=torch.float64), pf.Measure(torch.ones(3, 2, dtype=torch.float64))
+LINE = pf.Measure(torch.ones(3, 1))
 TIMED = pf.Measure(torch.ones(3, 2, dtype=torch.float64), times=torch.tensor([1.0, 2.0, 3.0]))
 ones = lambda *shape: torch.ones(*shape, dtype=torch.float64)
 NAN, INF = torch.nan, torch.inf
@@ -20,8 +21,28 @@ CASES = {
         lambda: pf.flow(torch.sin, MU, t1=1.0),
         "pf.Pointwise(function)",
     ),
+    "a field that is a function of a measure and points": (
+        lambda: pf.flow(lambda m, x: -x, MU, t1=1.0),
+        "`evaluate(self, mu, x)` of a subclass of `pf.InContextMap`",
+    ),
+    "a bound of a flow that depends on time": (
+        lambda: pf.Flow(pf.fields.Layers([GAMMA, pf.Attention(2)]), t1=1.0).lipschitz(1.0),
+        "a bound is known with `Euler` and `LieSplit` only. Use one of them.",
+    ),
+    "a sphere on a line": (
+        lambda: pf.flow(pf.fields.Tangent(pf.Pointwise(torch.sin), pf.Sphere()), LINE, t1=1.0),
+        "needs dimension 2 or more, got `mu` in dimension 1",
+    ),
+    "the origin on a sphere": (
+        lambda: pf.flow(
+            pf.fields.SelfAttention(E, E, E, manifold=pf.Sphere()),
+            pf.Measure(0 * X).push(pf.Sphere().retract),
+            t1=1.0,
+        ),
+        "the origin, which has no nearest point",
+    ),
     "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(points)"),
-    "no time": (lambda: pf.Flow(GAMMA, t1=0.0), "needs time to pass"),
+    "no time": (lambda: pf.Flow(GAMMA, t1=0.0), "`t1` must differ from `t0`, got t0 = t1 = 0"),
     "infinite time": (lambda: pf.Flow(GAMMA, t1=INF), "must be finite"),
     "a solver by name": (lambda: pf.Flow(GAMMA, t1=1.0, solver="rk4"), "pf.RK4(steps=100)"),
     "no steps of a solver": (lambda: pf.RK4(steps=0), "at least 1, got 0"),
@@ -79,7 +100,7 @@ CASES = {
         "of even dimension, got 3",
     ),
     "layers that differ": (
-        lambda: pf.fields.Layers([pf.Attention(2), pf.Attention(2, head_dim=3)]),
+        lambda: pf.fields.Layers([pf.Attention(4, heads=2), pf.Attention(4, heads=4)]),
         "of one kind, with the same heads",
     ),
     "fields of other spaces": (
@@ -123,5 +144,6 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_message(name):
     call, words = CASES[name]
-    with pytest.raises((ValueError, TypeError, IndexError), match=re.escape(words)):
+    kinds = (ValueError, TypeError, IndexError, NotImplementedError)
+    with pytest.raises(kinds, match=re.escape(words)):
         call()

@@ -270,7 +270,7 @@ def test_layers_of_constants_are_interpolated():
     assert worst(end(field, nodes, pf.RK4(20), 0.5).covariance(), limit.covariances[-1]) < 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:A field is a velocity")
+@pytest.mark.filterwarnings("ignore:Residual returns the new point")
 @pytest.mark.parametrize("wrap", [
     lambda f: pf.Compose(f), lambda f: pf.fields.Sum(f, f), lambda f: pf.Residual(f),
     lambda f: pf.fields.Tangent(f, pf.flows.Euclidean()),
@@ -299,3 +299,41 @@ def test_a_field_that_depends_on_time_needs_one():
             ask()
     inside = pf.fields.at_time(pf.fields.Sum(layers, pf.MLP(2, 3)), 0.0)
     assert inside(mu, mu.atoms).shape == (4, 2) and len(inside.relations(mu)) == 1
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_retraction_to_the_sphere_beyond_the_range_of_squares(size):
+    x = torch.tensor([[size, size]], dtype=torch.float32)
+    assert torch.allclose(pf.Sphere().retract(x), torch.full_like(x, 0.5**0.5))
+
+
+@pytest.mark.parametrize("size", [1e-44, 1e-25, 1e25, 3e38])
+def test_spheres_of_any_size(size):
+    """Retraction, tangent part, check and gradients; squares of such points are 0 or infinite."""
+    x = torch.tensor([[3.0, -4.0], [0.0, 1.0]], dtype=torch.float32) * size
+    unit = torch.tensor([[0.6, -0.8], [0.0, 1.0]], dtype=torch.float32)
+    tolerance = 1e-6 if size > 1e-38 else 0.05  # denormal numbers have few digits
+    x = x.clamp(-3e38, 3e38)
+    unit = torch.nn.functional.normalize(x.double(), dim=-1).float() if size > 1e38 else unit
+    v = torch.ones_like(x)
+    tangent = v - (v * unit).sum(-1, keepdim=True) * unit
+    assert torch.allclose(pf.Sphere().retract(x), unit, atol=tolerance)
+    assert torch.allclose(pf.Sphere().tangent(x, v), tangent, atol=2 * tolerance)
+    if 1e-38 < size < 1e38:
+        pf.Sphere(radius=5 * size).check("x", x[:1])
+        z = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(pf.Sphere().retract(z)[:, 0].sum(), z)
+        expected = (torch.tensor([1.0, 0.0]).float() - unit[:, :1] * unit) / x.double().norm(
+            dim=-1, keepdim=True
+        )
+        assert torch.allclose(slope.double() * size, expected * size, atol=1e-5)
+
+
+def test_retraction_keeps_its_bits():
+    """Scaling by powers of two rounds nothing."""
+    x = 10 ** torch.linspace(-20, 20, 50)[:, None] * torch.randn(50, 3)
+    assert torch.equal(pf.Sphere().retract(x), x * (1 / x.norm(dim=-1, keepdim=True)))
+
+
+def test_the_retraction_of_the_origin_is_nan():
+    assert pf.Sphere().retract(torch.zeros(1, 2)).isnan().all()

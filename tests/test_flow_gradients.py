@@ -1,5 +1,7 @@
 """Gradients of flows: through the steps, recomputed, by the adjoint."""
 
+from functools import cache
+
 import pytest
 import torch
 from cases import measure, worst
@@ -57,6 +59,101 @@ def test_gradients_of_a_path_functional(name):
                 tensor.sub_(h * way)
             slope = (values[0] - values[1]) / 2e-5
             assert abs(slope - (grad * way).sum()) < 1e-6 * max(1, abs(slope)), k
+
+
+class _Swaying(pf.fields.TimeDependent):
+    """A field whose strength is a smooth function of time and a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Parameter(torch.tensor(1.3))
+        self.matrix = torch.nn.Parameter(torch.randn(2, 2))
+
+    def at_time(self, t):
+        return pf.Pointwise(lambda x: torch.sin(self.rate * t) * torch.tanh(x @ self.matrix))
+
+
+SOLVERS = [pf.Euler(64), pf.flows.Midpoint(32), pf.RK4(16), pf.flows.LieSplit(64), pf.Dopri5(1e-8)]
+PROBLEMS = {
+    "autonomous": lambda: pf.fields.Sum(softmax_field(), pf.MLP(2, 4)),
+    "layers": lambda: pf.fields.of_transformer(pf.Transformer(2, depth=4, step=0.25)),
+    "swaying": lambda: pf.fields.Sum(_Swaying(), softmax_field()),
+    "sphere": lambda: pf.fields.Sum(
+        *(softmax_field(3, 1.0, manifold=pf.Sphere()) for _ in range(2))
+    ),
+    "torus": lambda: pf.fields.Sum(
+        *(pf.fields.Pairwise(_Wave(), manifold=pf.Torus()) for _ in range(2))
+    ),
+}
+
+
+@cache
+def problem(name):
+    """A field, points, and a function of points, parameters and a solver; its slopes in some ways.
+
+    The slopes are differences of an accurate solution, which knows nothing of gradients.
+    """
+    torch.manual_seed(3)
+    field, start = PROBLEMS[name](), torch.randn(5, 3 if name == "sphere" else 2)
+    way, parameters = torch.randn_like(start), list(field.parameters())
+    retract = field.manifold.retract
+
+    def value(solver, gradients, x):
+        G = pf.Flow(field, t1=1.0, solver=solver, gradients=gradients)
+        return (G.push(pf.Measure(retract(x))).atoms.sin() * way).sum()
+
+    def accurate():
+        return value(pf.RK4(100), pf.flows.Backprop(), start).item()
+
+    found, h = [], 1e-5
+    with torch.no_grad():
+        exact = accurate()
+        for tensors in ([start], parameters, parameters[-1:]):
+            moves, ends = [torch.randn_like(p) for p in tensors], []
+            for step in (h, -2 * h):
+                for p, move in zip(tensors, moves, strict=True):
+                    p.add_(step * move)
+                ends.append(accurate())
+            for p, move in zip(tensors, moves, strict=True):
+                p.add_(h * move)
+            found.append((tensors, moves, (ends[0] - ends[1]) / (2 * h)))
+    return start, value, exact, found
+
+
+@pytest.mark.parametrize("gradients", GRADIENTS, ids=repr)
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_gradients_are_as_accurate_as_the_solver(name, solver, gradients):
+    """Of atoms and parameters, against differences of a solution with 100 steps of RK4.
+
+    An error e of the values is a smooth function of what is differentiated, so that its
+    derivative is a moderate multiple of e; differences add h^2.
+    """
+    if gradients.adjoint and solver.splits:
+        pytest.skip("a split has no continuous adjoint")
+    start, value, exact, differences = problem(name)
+    x = start.clone().requires_grad_()
+    found = value(solver, gradients, x)
+    error = max(abs(found.item() - exact), solver_error(solver))
+    for tensors, moves, slope in differences:
+        inputs = [x if p is start else p for p in tensors]
+        grads = torch.autograd.grad(found, inputs, retain_graph=True)
+        got = sum((g * move).sum().item() for g, move in zip(grads, moves, strict=True))
+        assert abs(got - slope) < 30 * error + 1e-7 * max(1, abs(slope)), (got, slope, error)
+
+
+def solver_error(solver):
+    """What a solver promises on times and slopes of order one, if its error vanishes by chance."""
+    return solver.rtol if isinstance(solver, pf.Dopri5) else 0.2 * solver.steps**-solver.order
+
+
+class _Wave(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = torch.nn.Linear(2, 2)
+
+    def forward(self, x, y):
+        return self.rate(torch.sin(y - x))
 
 
 class _Module(torch.nn.Module):

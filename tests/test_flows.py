@@ -67,7 +67,7 @@ def test_queries_follow_the_characteristics(solver):
 
 def test_a_skip_in_a_field_is_said():
     for field in (pf.Residual(pf.Attention(2)), pf.Transformer(2, depth=1)):
-        with pytest.warns(UserWarning, match="adds the point itself"):
+        with pytest.warns(UserWarning, match="returns the new point, not a velocity"):
             pf.Flow(field, t1=1.0)
 
 

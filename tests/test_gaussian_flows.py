@@ -96,3 +96,33 @@ def test_squared_distance_keeps_the_mean_direction():
     field = pf.fields.SelfAttention(Q, Q, V, affinity=pf.SquaredDistance(2.0))
     path = pf.flows.gaussian(field, mean, cov, t1=1.0, solver=pf.RK4(200))
     assert worst(path.means[-1], torch.linalg.matrix_exp(V) @ mean) < 1e-10
+
+
+@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.Sinkhorn()], ids=["softmax", "sinkhorn"])
+def test_gaussian_flows_refuse_an_indefinite_covariance(normaliser):
+    eye = torch.eye(2)
+    field = pf.fields.SelfAttention(eye, eye, -eye, normaliser=normaliser)
+    with pytest.raises(ValueError, match="positive definite"):
+        pf.flows.gaussian(field, 0 * eye[0], torch.tensor([[1.0, 2.0], [2.0, 1.0]]), t1=0.1)
+
+
+def test_gaussian_flows_refuse_an_asymmetric_covariance():
+    eye = torch.eye(2)
+    field = pf.fields.SelfAttention(eye, eye, -eye)
+    with pytest.raises(ValueError, match="symmetric"):
+        pf.flows.gaussian(field, 0 * eye[0], torch.tensor([[1.0, 0.9], [0.0, 1.0]]), t1=0.1)
+
+
+@pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.Sinkhorn()], ids=["softmax", "sinkhorn"])
+def test_singular_gaussians_flow_where_no_inverse_is_taken(normaliser):
+    """The flow depends continuously on the covariance; Sinkhorn's formula inverts it."""
+    Q, K, V, mean, _ = gaussian_problem()
+    field = pf.fields.SelfAttention(Q, K, V, normaliser=normaliser)
+    line = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
+    end = lambda cov: pf.flows.gaussian(field, mean, cov, t1=0.1).covariances[-1]
+    if isinstance(normaliser, pf.Sinkhorn):
+        with pytest.raises(ValueError, match="positive definite"):
+            end(line)
+    else:
+        assert worst(end(line), end(line + 1e-9 * I2())) < 1e-8
+        assert worst(end(0 * line), 0 * line) == 0

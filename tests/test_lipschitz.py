@@ -84,6 +84,25 @@ def test_of_measures():
         assert out <= field.lipschitz(RADIUS).measure * pf.wasserstein(mu, nu)
 
 
+@pytest.mark.parametrize("masses", [(1.0, 1.0), (3.0, 3.0), (1.0, 2.0), (0.1, 5.0)], ids=str)
+def test_of_measures_of_unequal_masses(masses):
+    """W1 adds the difference of masses, which a push-forward keeps: a contraction has 1 then."""
+    gamma = pf.MLP(2, 4)
+    with torch.no_grad():
+        for p in gamma.parameters():
+            p.mul_(0.1)
+        constant = gamma.lipschitz(1.0).measure
+        assert constant < 0.1
+        constant = constant if masses[0] == masses[1] else max(1.0, constant)
+        for n in (1, 4):
+            points = [in_ball(n, 1.0), in_ball(n, 1.0)]
+            mu, nu = (
+                pf.Measure(x, torch.full((n,), c / n)) for x, c in zip(points, masses, strict=True)
+            )
+            out = pf.wasserstein(gamma.push(mu), gamma.push(nu))
+            assert out <= constant * pf.wasserstein(mu, nu) * (1 + 1e-12)
+
+
 def test_leaders_are_as_steep_as_the_bound_of_tokens():
     r"""Experiment E7: one leader at $Ru$, others at $Ru/2$: the Jacobian has norm $\sqrt n$."""
     one = torch.eye(2)

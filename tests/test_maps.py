@@ -313,3 +313,45 @@ def test_starts_are_handed_to_every_part():
     names.clear()
     model.condition(mu, measure(3), PotentialHistory().at(0.0))
     assert names == ["0.gamma", "0.queries.gamma", "2"]
+
+
+TWO_SIDED = {
+    "sinkhorn": pf.Sinkhorn(tol=1e-13),
+    "sinkhorn of three steps": pf.Sinkhorn(steps=3),
+    "sinkhorn with slack": pf.Sinkhorn(tol=1e-13, slack=1.0),
+    "dual softmax": pf.relations.DualSoftmax(),
+}
+
+
+@pytest.mark.parametrize("norm", [None, pf.PreNorm(), pf.PostNorm()], ids=str)
+@pytest.mark.parametrize("name", TWO_SIDED)
+def test_one_measure_of_queries_for_a_batch_of_contexts(name, norm):
+    """Each context sees these queries as if it were alone."""
+    block = pf.Block(norm=norm, normaliser=TWO_SIDED[name])
+    gamma = pf.Transformer(2, depth=2, width=6, block=block)
+    mu, queries = pf.Measure(torch.randn(3, 4, 2)), pf.Measure(torch.randn(5, 2), torch.rand(5))
+    with torch.no_grad():
+        alone = torch.stack([gamma(one, queries) for one in mu])
+        assert worst(gamma(mu, queries), alone) < 1e-9
+        assert worst(gamma.condition(mu, queries)(queries.atoms, None), alone) < 1e-9
+        assert worst(gamma(mu, pf.Measure.stack([queries] * 3)), alone) < 1e-9
+
+
+CHANGES = {
+    "parameters in place": lambda gamma, mu: gamma.Q.weight.data.mul_(2),
+    "other parameters": lambda gamma, mu: setattr(gamma.V.weight, "data", 2 * gamma.V.weight.data),
+    "a hook": lambda gamma, mu: gamma.V.register_forward_hook(lambda m, args, out: 3 * out),
+    "a hook of the map": lambda gamma, mu: gamma.register_forward_hook(lambda m, args, out: -out),
+    "atoms in place": lambda gamma, mu: mu.atoms.mul_(3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_map_at_a_context_sees_changes(change):
+    """Nothing is kept from an earlier call."""
+    gamma, mu, x = pf.Attention(2), measure(5), torch.randn(3, 2)
+    with torch.no_grad():
+        at = gamma.at(mu)
+        before = at(x)
+        CHANGES[change](gamma, mu)
+        assert torch.equal(at(x), gamma(mu, x)) and not torch.allclose(at(x), before)

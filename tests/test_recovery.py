@@ -184,6 +184,60 @@ def test_error_estimates():
         assert (error / (y - gamma(mu, x)).norm(dim=-1) - 1).abs().max() < 0.1
 
 
+@pytest.mark.parametrize("far", [0.05, 0.12, 0.15, 0.25])
+def test_the_error_estimate_of_weak_counts_its_radius(far):
+    """Exactly, if the image is between one and two radii from another; else at most the radius."""
+    mu = pf.Measure(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    shift = lambda m: m.push(lambda z: z + 0.1 * m.mean())
+    x = torch.tensor([[far, 0.0]])
+    y, estimate = pf.recover(shift, by=pf.representation.Weak(radius=0.1)).estimate(mu, x)
+    true = (y - x - 0.1 * mu.mean()).norm().item()
+    assert true <= estimate.item() <= (0.1 if far < 0.1 else true) + 1e-7
+
+
+def test_the_resolution_of_excess_is_the_extent_of_its_cluster():
+    """Two atoms of the same mass, so that the image is known as the centre of a cluster only."""
+    eta, x = 0.1, torch.tensor([1e-3])
+    light = eta / (1 - eta)
+    mu = pf.Measure(torch.tensor([[0.0], [1.0]]), torch.tensor([1 - light, light]))
+    found = pf.representation.Excess(radius=0.01).find(lambda nu: nu, mu, x, eta)
+    assert 1e-4 < (found.image - x).norm().item() <= found.resolution < 0.01
+
+
+PROBES = {
+    "excess": pf.representation.Excess(),
+    "decode": pf.representation.Decode(tol=1e-6),
+    "weak": pf.representation.Weak(),
+}
+
+
+@pytest.mark.parametrize("by", PROBES)
+@pytest.mark.parametrize("extrapolate", [True, False], ids=["extrapolated", "plain"])
+def test_error_estimates_in_float32_count_rounding(by, extrapolate):
+    """None below half the true error, which is known in float64; none is nothing."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        gamma = pf.Transformer(2, depth=2).float()
+        n = 8 if by == "decode" else 20
+        mu = pf.Measure(torch.randn(n, 2).float(), torch.rand(n).float() + 0.1)
+        x = torch.randn(4, 2).float()
+        with torch.no_grad():
+            G = pf.recover(gamma.push, by=PROBES[by], extrapolate=extrapolate)
+            y, estimate = G.estimate(mu, x)
+            exact = gamma.double()(mu.to(torch.float64), x.double())
+        true = (y.double() - exact).norm(dim=-1)
+        assert (estimate > 0).all() and (estimate.double() >= 0.5 * true).all(), seed
+
+
+def test_a_probe_of_your_own_says_its_resolution():
+    class Blurred(pf.representation.Probe):
+        def find(self, f, mu, x, eta):
+            return pf.representation.Excess().image(f, mu, x, eta) + 0.3, 0.6, 0.0
+
+    y, estimate = pf.recover(lambda nu: nu, by=Blurred()).estimate(measure(5), torch.ones(1, 2))
+    assert abs(estimate.item() - 0.6) < 1e-9 and abs(y[0, 0].item() - 1.3) < 1e-9
+
+
 def test_probes_of_attention_have_bounded_slopes():
     r"""Experiment E5: $\Lambda(\eta)\le vbR^2+1+\eta\,v\,e^{2bR^2}(1+2bR^2)$."""
     gamma, R = field(0.6), 0.8

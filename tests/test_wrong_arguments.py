@@ -35,7 +35,7 @@ AUTHORS = {
     "relate", "integrate", "layers", "wrap",  # normalisers, relations, blocks
     "grid", "solve", "step", "through",  # solvers
     "tangent", "retract", "embed", "check", "at_time",  # manifolds, fields
-    "image", "quotient", "affinity",  # probes, extensions, approximations
+    "find", "quotient", "affinity",  # probes, extensions, approximations
 }  # fmt: skip
 """Methods that an author writes and the library calls, at every step: their callers check."""
 
@@ -43,7 +43,7 @@ EXCEPTIONS = {
     **dict.fromkeys(
         ["Realisation", "Heads", "Study", "GaussianPath", "Audit", "Section", "Derivative",
          "Characterisation", "LipschitzBounds", "Continuity", "Specimen", "Witness", "FlowError",
-         "Path", "Arrays", "Flat", "Nested", "Conditional", "Coupling", "Masses", "Signed"],
+         "Path", "ProbedImage", "Arrays", "Flat", "Nested", "Conditional", "Coupling", "Masses", "Signed"],
         "a result, which users do not make",
     ),
     **dict.fromkeys(["Scores", "PointScores", "TileScores", "BlackBox", "MapBox", "TokenBox",

@@ -79,14 +79,6 @@ def check_optional_sizes(**sizes: int | None) -> None:
     check_sizes(**{name: size for name, size in sizes.items() if size is not None})
 
 
-def check_all_sizes(name: str, sizes: Sequence[int]) -> None:
-    """Raise unless `sizes` is a sequence of whole positive numbers, at least one."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not len(sizes):
-        raise TypeError(f"`{name}` must be a list of whole numbers, got {_kind(sizes)}.")
-    for k, size in enumerate(sizes):
-        check_whole(f"{name}[{k}]", size)
-
-
 def check_seed(seed: int) -> None:
     """Raise unless `seed` is a whole number that generators accept."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:

@@ -4,6 +4,7 @@ Log-weights and scores are never in half precision. The logarithm of 0 is minus 
 NaN in gradients.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -37,6 +38,11 @@ def align(*tensors: Tensor) -> tuple[Tensor, ...]:
     for t in tensors:
         dtype = torch.promote_types(dtype, t.dtype)
     return tuple(t.to(wide(dtype)) for t in tensors)
+
+
+def exp_or_inf(x: float) -> float:
+    """The exponential of a number; infinite, rather than an error, where it nearly overflows."""
+    return math.exp(x) if x < 700 else math.inf
 
 
 def safe_log(x: Tensor) -> Tensor:

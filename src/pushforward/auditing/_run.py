@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .._tools.checks import check_floating, check_progress, check_seed, check_sizes
 from .._tools.output import bar, ticker
+from .._tools.warn import each_warning_once
 from ..representation import BlackBoxError, NotRecovered, Population
 from ._calling import buffers_restored, called
 from ._case import Case
@@ -105,6 +106,7 @@ def audit(
         torch.random.fork_rng(gpus),
         buffers_restored(model.model),
         bar("audit", TICKS * len(names), progress) as show,
+        each_warning_once("the audit"),
     ):
         torch.manual_seed(seed)
         try:

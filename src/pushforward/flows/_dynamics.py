@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._tools.checks import check_kind
-from ..maps import InContextMap, for_each_context
+from ..maps import InContextMap, for_each_context, queries_for_each
 from ..measures import Measure
 from ..sinkhorn import PotentialHistory
 from .fields import at_time, manifold_of, summands
@@ -57,7 +57,7 @@ class Characteristics(Dynamics):
         name: str = "",
     ) -> None:
         self.field, self.mu, self.times, self.name = field, mu, times, name
-        self.queries = queries if queries is None else _queries_for_each(mu, queries)
+        self.queries = queries if queries is None else queries_for_each(mu, queries)
         self.history = PotentialHistory() if history is None else history
 
     def start(self, points: Tensor | None = None) -> State:
@@ -111,13 +111,6 @@ class Characteristics(Dynamics):
     def tensors(self) -> Sequence[Tensor]:
         weights = [m.log_weights for m in (self.mu, self.queries) if m is not None]
         return [*self.field.parameters(), *self.field.buffers(), *weights]
-
-
-def _queries_for_each(mu: Measure, queries: Measure) -> Measure:
-    atoms = for_each_context(mu, queries.atoms, 2)
-    logs = for_each_context(mu, queries.log_weights, 1)
-    times = None if queries.times is None else for_each_context(mu, queries.times, 1)
-    return Measure.unchecked(atoms, logs, times)
 
 
 class FlowError(ArithmeticError):

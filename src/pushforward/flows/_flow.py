@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from inspect import Parameter, signature
 from itertools import pairwise
 from numbers import Integral, Real
 
@@ -22,6 +23,7 @@ from .._tools.checks import (
     check_values_finite,
 )
 from .._tools.output import bar
+from .._tools.precision import exp_or_inf
 from .._tools.warn import warn
 from ..maps import (
     Answer,
@@ -202,8 +204,8 @@ def _(gamma: Flow, radius: float) -> Lipschitz:
     at_step_starts = solver.nodes is not None and not any(solver.nodes)
     if at_time(field, gamma.t0) is not field and not at_step_starts:
         raise NotImplementedError(
-            "No Lipschitz bound of a field that depends on time is known here, but with "
-            "`Euler` and `LieSplit`, which evaluate it at the beginning of a step only."
+            "For a field that depends on time, a bound is known with `Euler` and `LieSplit` only. "
+            "Use one of them."
         )
     times = solver.grid(gamma.t0, gamma.t1, 1).times
     if not solver.fixed_grid:
@@ -294,15 +296,13 @@ def _short_flow(field: InContextMap, h: float, radius: float) -> Lipschitz:
         reach = 1.1 * (radius + h * velocity.reach) - 0.1 * radius
     else:
         return Lipschitz(math.inf, math.inf, radius, math.inf)
-    growth = lambda rate: math.exp(rate * h) if rate * h < 700 else math.inf
-    x, both = growth(velocity.x), growth(velocity.measure)
+    x, both = exp_or_inf(h * velocity.x), exp_or_inf(h * velocity.measure)
     return Lipschitz(x, both - x if both < math.inf else both, radius, radius + h * velocity.reach)
 
 
 def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) -> None:
     """Raise unless the field, the solver and the gradients go together."""
-    fix = "Make one of a function of points with `pf.Pointwise(function)`."
-    check_kind("field", field, InContextMap, fix)
+    check_kind("field", field, InContextMap, _how_to_make(field))
     check_kind("solver", solver, Solver, "For example `pf.RK4(steps=100)`.")
     fix = "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
     check_kind("gradients", gradients, Gradients, fix)
@@ -316,21 +316,36 @@ def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) ->
         )
 
 
+def _how_to_make(field: object) -> str:
+    """How what was given for a field becomes one: a function by the arguments it needs."""
+    try:
+        given = list(signature(field).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # not callable, or a built-in function without a signature
+        given = []
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in given if p.default is p.empty and p.kind in positional]
+    if isinstance(field, type) or len(needed) < 2:
+        return "Make one of a function of points with `pf.Pointwise(function)`."
+    return (
+        "Make one of a function of a measure and points as the method `evaluate(self, mu, x)` of "
+        "a subclass of `pf.InContextMap`, of a function of two points with `pf.fields.Pairwise`."
+    )
+
+
 def _check_times(t0: float, t1: float) -> None:
     """Raise unless a flow has a beginning and another end."""
     for name, t in (("t0", t0), ("t1", t1)):
         check_finite(name, t)
     if t0 == t1:
-        raise ValueError(f"A flow needs time to pass, got t0 = t1 = {t0:g}.")
+        raise ValueError(f"`t1` must differ from `t0`, got t0 = t1 = {t0:g}.")
 
 
 def _check_velocity(field: InContextMap) -> None:
     """Raise unless a map can be a velocity on one space; warn if it adds the point itself."""
     if isinstance(field, Residual | Transformer):
         warn(
-            f"A field is a velocity, but {type(field).__name__} adds the point itself: points "
-            "will fly apart as e^t. Use the map within, `residual.gamma`, or "
-            "`pf.fields.of_transformer(model)`."
+            f"{type(field).__name__} returns the new point, not a velocity, so points would grow "
+            "like e^t. Use the map within, `residual.gamma`, or `pf.fields.of_transformer(model)`."
         )
     if None not in (field.dim, field.out_dim) and field.dim != field.out_dim:
         raise ValueError(

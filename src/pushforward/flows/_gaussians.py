@@ -96,7 +96,8 @@ def gaussian(
     Args:
         field: the field.
         mean: $\alpha$ at the beginning.
-        cov: $\Sigma$ at the beginning.
+        cov: $\Sigma$ at the beginning, symmetric positive definite; it may be singular unless
+            the field has a `Sinkhorn()`, which inverts it.
         t0: the beginning.
         t1: the end.
         solver: `RK4(steps=100)` by default.
@@ -119,12 +120,28 @@ def gaussian(
     check_finite("t0", t0)
     check_kind("field", field, InContextMap, "For example `pf.fields.SelfAttention(Q, K, V)`.")
     _on_gaussian(at_time(field, float(t0)), mean, cov)  # raises if it is not affine
+    _check_gaussian(field, mean, cov)
     limit = _MeanField(field, mean, cov)
     simplex = torch.cat([torch.zeros_like(mean)[None], torch.eye(d).to(mean)])
     path = flow(limit, Measure(simplex), t0=t0, t1=t1, solver=solver, save=save)
     matrices, offsets = _affine_map(path.map(lambda mu: mu.atoms))
     means = (matrices @ mean) + offsets
     return GaussianPath(path.times, means, matrices @ cov @ matrices.mT, matrices, offsets)
+
+
+@torch.no_grad()
+def _check_gaussian(field: InContextMap, mean: Tensor, cov: Tensor) -> None:
+    """Raise unless there is such a Gaussian, by the check of `Measure.gaussian`.
+
+    That one refuses singular covariances. Where no inverse is taken they are allowed here: what
+    is checked is then larger by the rounding of the covariance.
+    """
+    heads = (m for m in field.modules() if isinstance(m, SelfAttention))
+    if not any(isinstance(head.normaliser, Sinkhorn) for head in heads):
+        limits = torch.finfo(cov.dtype)
+        rounding = len(cov) * limits.eps * cov.abs().max() + limits.tiny
+        cov = cov + rounding * torch.eye(len(cov)).to(cov)
+    Measure.gaussian(mean, cov, order=1)
 
 
 def _affine_map(points: Tensor) -> Affine:

@@ -104,9 +104,9 @@ def _failure(piece: Piece, state: State) -> FlowError:
     size = state[cloud].norm(dim=-1).masked_fill(after[cloud].isfinite().all(-1), -1)
     queries = "" if cloud == 0 else " (of the queries)"
     return worst_atom(
-        f"The flow left the finite numbers between t = {times[step.first]:.6g} and "
+        f"Values became infinite or NaN between t = {times[step.first]:.6g} and "
         f"{times[step.last]:.6g}, step {step.last} of {piece.grid.last}{queries}.",
         times[step.first], state[cloud], size,
-        "The field blows up there, or the steps are too long for it: end before, take more "
-        "steps, or use `Dopri5`.",
+        "The field blows up there, or the steps are too long for it. Choose an earlier `t1`, "
+        "take more steps, or use `Dopri5`.",
     )  # fmt: skip

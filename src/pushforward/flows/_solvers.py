@@ -341,7 +341,7 @@ class _Velocity:
             f"The flow could not be continued beyond t = {self.time:.6g} (of {end:g}) within "
             f"{max_steps} steps: it blows up there, or is stiff.",
             self.time, self.state[0], speed.nan_to_num(torch.inf),
-            "End before, raise `rtol` or `max_steps`, or take fixed steps.",
+            "Choose an earlier `t1`, raise `rtol` or `max_steps`, or take fixed steps.",
         )  # fmt: skip
 
 
@@ -356,7 +356,13 @@ def _torchdiffeq() -> Callable:
     return odeint
 
 
+@torch.no_grad()
 def _worst_point(error: Tensor | State) -> Tensor:
-    """The root mean square of each point's coordinates, at the worst point."""
+    """The root mean square of each point's coordinates, at the worst point.
+
+    Without gradients, because torchdiffeq derives the length of the first step from it, and times
+    reach the field as numbers: the gradient of a length whose stages are at times without one is
+    not that of the solution.
+    """
     clouds = error if isinstance(error, tuple) else (error,)
     return torch.stack([e.square().mean(-1).amax().sqrt() for e in clouds if e.numel()]).amax()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from .. import pictures
 from .._tools.checks import (
-    check_all_sizes,
     check_callable,
     check_floating,
     check_kind,
@@ -22,6 +22,7 @@ from .._tools.checks import (
     check_values_finite,
 )
 from .._tools.fits import line_slope
+from .._tools.warn import each_warning_once
 from ..maps import InContextMap
 from ..measures import Measure, check_measures
 from ._flow import Flow
@@ -53,13 +54,16 @@ class Study:
 
     @property
     def rate(self) -> float:
-        r"""The exponent $r$ of the best fit of $cN^r$."""
+        r"""The exponent $r$ of the best fit of $cN^r$; NaN if an error is zero."""
+        if min(self.errors) == 0:
+            return math.nan
         return line_slope([math.log(n) for n in self.sizes], [math.log(e) for e in self.errors])[0]
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Each error over the one after it."""
-        return tuple(a / b for a, b in zip(self.errors, self.errors[1:], strict=False))
+        """Each error over the one after it; infinite, or NaN, if that is zero."""
+        over = lambda a, b: a / b if b else math.inf if a else math.nan
+        return tuple(map(over, self.errors, self.errors[1:]))
 
     def plot(self) -> Figure:
         """Errors against sizes, both logarithmic, beside the slope of the theory."""
@@ -102,14 +106,14 @@ def depth_study(
         >>> [round(r, 1) for r in study.ratios]
         [2.0, 2.0]
     """
-    check_all_sizes("depths", depths)
+    _check_different("depths", depths)
     check_measures(mu=mu)
     check_kind("field", field, InContextMap, "For example `pf.Attention(2)`.")
     solver = Euler(steps=1) if solver is None else solver
     check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
     reference = RK4(steps=8 * max(depths)) if reference is None else reference
     check_kind("reference", reference, Solver, "For example `pf.RK4(steps=100)`.")
-    with torch.no_grad():
+    with torch.no_grad(), each_warning_once(f"the flows of {len(depths)} depths"):
         end = lambda s: manifold_of(field).embed(Flow(field, t1=t1, solver=s).push(mu).atoms)
         truth = end(reference)
         ends = [end(replace(solver, steps=n)) for n in depths]
@@ -151,21 +155,55 @@ def token_study(
         True
     """
     check_sizes(repetitions=repetitions)
-    check_all_sizes("sizes", sizes)
+    _check_different("sizes", sizes)
+    check_callable("law", law, "a function `law(n, generator)` that draws a measure of n atoms")
     check_seed(seed)
-    check_callable("law", law, "a function that draws a Measure, `law(n, generator)`")
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
-        queries = law(8, generator).atoms
+        queries = _draw(law, 8, generator).atoms
     check_floating("queries", queries, "(m, d)", 2)
     check_values_finite(queries=queries)
     G = Flow(field, t1=t1, solver=solver)
     errors = []
-    with torch.no_grad():
+    flows = f"{2 * repetitions * len(sizes)} flows"
+    with torch.no_grad(), each_warning_once(flows):
         for n in sizes:
             total = 0.0
             for _ in range(repetitions):
-                a, b = (G(law(n, generator), queries) for _ in range(2))
+                a, b = (G(_draw(law, n, generator), queries) for _ in range(2))
                 total += float((a - b).square().sum(-1).mean()) / 2
             errors.append(math.sqrt(total / repetitions))
     return Study("tokens", tuple(sizes), tuple(errors), -0.5)
+
+
+def _check_different(name: str, sizes: Sequence[int]) -> None:
+    """Raise unless there are two different sizes at least, all whole and positive."""
+    listed = isinstance(sizes, Sequence) and not isinstance(sizes, str)
+    if listed:
+        check_sizes(**{f"{name}[{k}]": n for k, n in enumerate(sizes)})
+    if not listed or len(set(sizes)) < 2:
+        raise ValueError(
+            f"`{name}` must be a list of at least two different whole numbers, got {sizes!r}. A "
+            "rate is measured between them."
+        )
+
+
+def _draw(law: Law, n: int, generator: torch.Generator) -> Measure:
+    """A draw of a law; an error that says what is wrong with it."""
+    try:
+        signature(law).bind(n, generator)
+    except TypeError as error:
+        raise TypeError(
+            f"`law` must take a number of atoms and a generator, `law(n, generator)`, got one "
+            f"that does not: {error}."
+        ) from None
+    except ValueError:  # a function without a signature
+        pass
+    mu = law(n, generator)
+    check_kind("law", mu, Measure, "Return `pf.Measure(points)`.", returned=True)
+    if mu.n != n:
+        raise ValueError(
+            f"`law` must draw n atoms, got {mu.n} for n = {n}. Draw the points with "
+            "`torch.randn(n, d, generator=generator)`, say."
+        )
+    return mu

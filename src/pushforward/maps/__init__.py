@@ -8,7 +8,7 @@ from ._layers import MLP, Dropout, Pointwise, Residual
 from ._lipschitz import Lipschitz, checked_bound, lipschitz_bound, norm
 from ._pooling import AttentionPool, Pool
 from ._sequences import from_sequence_model
-from ._stages import Answer, advance, for_each_context, within
+from ._stages import Answer, advance, for_each_context, queries_for_each, within
 from ._transformer import Block, PostNorm, PreNorm, Transformer
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "Composition", "Container", "Dropout", "InContextMap", "Lipschitz", "MLP", "Pointwise",
     "Pool", "PostNorm", "PreNorm", "Residual", "ScoreBounds", "Transformer", "advance",
     "attention_bound", "average_bound", "checked_bound", "for_each_context", "from_sequence_model",
-    "lipschitz_bound", "norm", "relations_inside", "score_bounds", "with_children", "within",
+    "lipschitz_bound", "norm", "queries_for_each", "relations_inside", "score_bounds",
+    "with_children", "within",
 ]  # fmt: skip

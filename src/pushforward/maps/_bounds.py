@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .._tools.checks import check_kind
+from .._tools.precision import exp_or_inf
 from ..affinities import Dot, PointAffinity, SquaredDistance
 from ..relations import Bilinear, Exponential, Normaliser, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
@@ -204,7 +205,7 @@ def _(normaliser: Softmax, scores: ScoreBounds, radius: float) -> Lipschitz:
     # The derivative in x is the covariance of pi(.|x) times the mixed derivative of s. In nu, the
     # weights e^s vary by a factor of e^(2 sup|d_y s| R) at most on the ball.
     swing = 2 * scores.y * radius
-    return Lipschitz(scores.mixed * radius**2, _exp(swing) * (1 + swing), radius, radius)
+    return Lipschitz(scores.mixed * radius**2, exp_or_inf(swing) * (1 + swing), radius, radius)
 
 
 @average_bound.register(Sigmoid)
@@ -214,7 +215,7 @@ def _(normaliser: Sigmoid, scores: ScoreBounds, radius: float) -> Lipschitz:
 
 @average_bound.register(Exponential)
 def _(normaliser: Exponential, scores: ScoreBounds, radius: float) -> Lipschitz:
-    top = _exp(scores.size)
+    top = exp_or_inf(scores.size)
     return _density_bound(top, top, scores, radius)
 
 
@@ -232,8 +233,3 @@ def _density_bound(top: float, steep: float, scores: ScoreBounds, radius: float)
     """
     x, mu = steep * scores.x * radius, top + steep * scores.y * radius
     return Lipschitz(x, mu, radius, top * radius)
-
-
-def _exp(x: float) -> float:
-    """Infinite rather than an error."""
-    return math.exp(x) if x < 700 else math.inf

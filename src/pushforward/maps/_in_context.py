@@ -192,8 +192,8 @@ class InContextMap(nn.Module, ABC):
     def lipschitz(self, radius: float) -> Lipschitz:
         r"""A certain bound for contexts and queries in the ball of a radius, from the formula.
 
-        $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$. Maps whose formula gives
-        none raise `NotImplementedError`; a map of your own gives one by
+        $|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu)$ for $\mu,\nu$ of equal mass.
+        Maps whose formula gives none raise `NotImplementedError`; a map of your own gives one by
         `pf.maps.lipschitz_bound.register`. For fields on a sphere it holds on the sphere.
 
         Args:

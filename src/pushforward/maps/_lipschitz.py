@@ -2,9 +2,9 @@ r"""Lipschitz bounds that are certain: derived from formulas, not estimated from
 
 $$|\Gamma(\mu,x)-\Gamma(\nu,y)|\le L_x|x-y|+L_\mu W_1(\mu,\nu),\qquad|\Gamma(\mu,x)|\le\rho$$
 
-for points and measures in the ball of radius $R$. Bounds compose: the images of the first map lie
-in the ball of radius $\rho$, on which the next map is bounded. The formulas of maps are in
-`_bounds`, those of fields in the chapter `flows`.
+for points and measures of equal mass in the ball of radius $R$. Bounds compose: the images of the
+first map lie in the ball of radius $\rho$, on which the next map is bounded. The formulas of maps
+are in `_bounds`, those of fields in the chapter `flows`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lipschitz:
 
     Args:
         x: $L_x$, in the query.
-        mu: $L_\mu$, in the context, for $W_1$.
+        mu: $L_\mu$, in the context, for $W_1$ of measures of equal mass.
         radius: $R$, of the ball that contexts and queries lie in.
         reach: $\rho$, of a ball that the images lie in.
 
@@ -51,7 +51,11 @@ class Lipschitz:
 
     @property
     def measure(self) -> float:
-        r"""The constant of $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$ in $W_1$: $L_x+L_\mu$."""
+        r"""The constant of $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$ in $W_1$: $L=L_x+L_\mu$.
+
+        For measures of equal mass. A push-forward keeps masses, so that for unequal ones, where
+        $W_1(c_1\mu_1,c_2\mu_2)=|c_1-c_2|+W_1(\mu_1,\mu_2)$, the constant is $\max(1,L)$.
+        """
         return self.x + self.mu
 
     def then(self, after: Lipschitz) -> Lipschitz:

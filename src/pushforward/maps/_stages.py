@@ -66,11 +66,14 @@ def stages(
 ) -> Iterator[Answer]:
     """Each map as a function of points, its context being what the maps before made of `mu`.
 
-    Atoms are moved by themselves, so that queries do not change a bit of them.
+    Atoms are moved by themselves, so that queries do not change a bit of them. Queries that move
+    are other ones for every context of a batch.
     """
     *inner, last = maps
     if not any(gamma.two_sided for gamma in maps):
         queries = None
+    if inner and queries is not None:
+        queries = queries_for_each(mu, queries)
     for k, gamma in enumerate(inner):
         own = asked = conditioned(gamma, mu, None, within(starts, f"{k}"))
         if queries is not None and gamma.two_sided:
@@ -94,6 +97,14 @@ def layers(gamma: InContextMap) -> list[InContextMap]:
     if not getattr(gamma, "sequential", False):
         return [gamma]
     return [layer for part in gamma.parts() for layer in layers(part)]  # type: ignore[operator]
+
+
+def queries_for_each(mu: Measure, queries: Measure) -> Measure:
+    """A copy of the queries, with weights and times, for every context of a batch."""
+    atoms = for_each_context(mu, queries.atoms, 2)
+    logs = for_each_context(mu, queries.log_weights, 1)
+    times = None if queries.times is None else for_each_context(mu, queries.times, 1)
+    return Measure.unchecked(atoms, logs, times)
 
 
 def for_each_context(mu: Measure, x: Tensor, axes: int) -> Tensor:

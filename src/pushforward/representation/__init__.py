@@ -6,14 +6,14 @@ from ._derivatives import Derivative, Extension, MassPreserving, ProbabilityValu
 from ._errors import BlackBoxError, CallRejected, NotRecovered, call_model
 from ._measure_maps import Witness, refinements, rewritings
 from ._population import Population
-from ._probes import Decode, Excess, Probe, Weak
+from ._probes import Decode, Excess, Probe, ProbedImage, Weak
 from ._recovery import RecoveredMap, recover
 from .boxes import BlackBox, MapBox, QueryBox, TokenBox
 
 __all__ = [
     "BlackBox", "BlackBoxError", "CallRejected", "Characterisation", "Decode", "Derivative",
     "Excess", "Extension", "LipschitzBounds", "MapBox", "MassPreserving", "NotRecovered",
-    "Population", "ProbabilityValued", "Probe", "QueryBox", "RecoveredMap", "TokenBox", "Verdict",
+    "Population", "ProbabilityValued", "ProbedImage", "Probe", "QueryBox", "RecoveredMap", "TokenBox", "Verdict",
     "Weak", "Witness", "boxes", "call_model", "characterise", "continuity", "derivative",
     "recover", "refinements", "rewritings", "zoo",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -22,14 +23,37 @@ from ._small_mass import add_mass, weights_array
 from ._subset_sums import decode
 
 
-class Probe(ABC):
-    """A way to find where a map sends a small mass."""
+class ProbedImage(NamedTuple):
+    """Where a small mass went, and how well that is known for this mass."""
 
-    @abstractmethod
+    image: Tensor
+    """The point."""
+    resolution: float
+    """How far the mass may be from it because the probe cannot see better."""
+    rounding: float
+    r"""The rounding error: of positions where they are read, of integrals over $\eta$ where their
+    difference quotient is taken."""
+
+
+class Probe(ABC):
+    """A way to find where a map sends a small mass; an author writes `find`."""
+
     def image(
         self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float
     ) -> Float[Tensor, " e"]:
-        r"""Where $f$ sends the mass $\eta$ at $x$.
+        r"""Where $f$ sends the mass $\eta$ at $x$: the image of what was found.
+
+        Args:
+            f: the map.
+            mu: the context, not batched.
+            x: the point.
+            eta: its mass.
+        """
+        return self.find(f, mu, x, eta)[0]
+
+    @abstractmethod
+    def find(self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float) -> ProbedImage:
+        r"""Where $f$ sends the mass $\eta$ at $x$, the probe's resolution, and rounding.
 
         Args:
             f: the map; `recover` gives one whose values have been checked.
@@ -65,15 +89,13 @@ class Decode(Probe):
     def __post_init__(self) -> None:
         check_number("tol", self.tol)
 
-    def image(
-        self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float
-    ) -> Float[Tensor, " e"]:
+    def find(self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float) -> ProbedImage:
         probed, index = add_mass(mu, x, eta)
         out = f(probed).merge()
         decoding = decode(weights_array(probed), weights_array(out), self.tol)
         if decoding.owner is None:
             raise NotRecovered(_PROBLEMS[decoding.problem or ""])
-        return out.atoms[decoding.owner[index]]
+        return ProbedImage(out.atoms[decoding.owner[index]], 0.0, rounding_error(out))
 
 
 _PROBLEMS = {
@@ -112,27 +134,25 @@ class Excess(Probe):
         if self.fallback is not None:
             check_kind("fallback", self.fallback, Probe, "Use `pf.representation.Decode()`.")
 
-    def image(
-        self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float
-    ) -> Float[Tensor, " e"]:
+    def find(self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float) -> ProbedImage:
         try:
             return self._excess(f, mu, x, eta)
         except NotRecovered as error:
             if self.fallback is None:
                 raise
             try:
-                return self.fallback.image(f, mu, x, eta)
+                return self.fallback.find(f, mu, x, eta)
             except (NotRecovered, ValueError):  # ValueError: too many atoms for subset sums
                 raise error from None
 
-    def _excess(self, f: MeasureMap, mu: Measure, x: Tensor, eta: float) -> Tensor:
+    def _excess(self, f: MeasureMap, mu: Measure, x: Tensor, eta: float) -> ProbedImage:
         probed, index = add_mass(mu, x, eta)
         out = f(probed).merge()
         # If exactly one atom has this mass before and after, that atom is the image.
         mass = float(probed.weights[index])
         same = _with_mass(out, mass, eta)
         if len(same) == len(_with_mass(probed, mass, eta)) == 1:
-            return out.atoms[same[0]]
+            return ProbedImage(out.atoms[same[0]], 0.0, rounding_error(out))
         # Otherwise images before and after are grouped into clusters, and exactly one cluster must
         # have gained the mass eta. The radius covers how far images moved meanwhile.
         before = f(mu).merge()
@@ -155,7 +175,9 @@ class Excess(Probe):
             )
         cluster = (label[before.n :] == changed[0]).nonzero().flatten()
         share = out.weights[cluster] / out.weights[cluster].sum()
-        return (share[:, None] * out.atoms[cluster]).sum(0)
+        centre = (share[:, None] * out.atoms[cluster]).sum(0)
+        extent = float((out.atoms[cluster] - centre).detach().norm(dim=-1).max())
+        return ProbedImage(centre, extent, rounding_error(out))
 
 
 def _with_mass(mu: Measure, mass: float, eta: float) -> Tensor:
@@ -191,13 +213,21 @@ class Weak(Probe):
         if self.radius is not None:
             check_number("radius", self.radius)
 
-    def image(
-        self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float
-    ) -> Float[Tensor, " e"]:
+    def find(self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float) -> ProbedImage:
         before, after = f(mu), f(add_mass(mu, x, eta)[0])
         radius = separating_radius(before, after, self.radius)
         psi = lambda out: flattened(out.atoms, before.atoms, radius)
-        return (after.integrate(psi(after)) - (1 - eta) * before.integrate(psi(before))) / eta
+        z = (after.integrate(psi(after)) - (1 - eta) * before.integrate(psi(before))) / eta
+        # What is found is psi(y). With |psi(y) - c| = s < 2r the image y is r - s/2 away from it,
+        # or up to r if s = 0; beyond, psi is the identity. See `flattened`.
+        distance = float(nearest(z[None], before.atoms)[0])
+        return ProbedImage(z, max(0.0, radius - distance / 2), rounding_error(after) / eta)
+
+
+def rounding_error(out: Measure) -> float:
+    """The rounding error of positions of the size of these."""
+    size = float(out.atoms.detach().norm(dim=-1).max())
+    return torch.finfo(out.dtype).eps * size
 
 
 def flattened(

@@ -20,7 +20,7 @@ from .._tools.checks import (
 from .._tools.types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
-from ._probes import Decode, Excess, Probe
+from ._probes import Decode, Excess, Probe, ProbedImage
 from ._small_mass import check_single, default_eta, richardson
 from .boxes import MapBox, check_map
 
@@ -76,10 +76,12 @@ class RecoveredMap(InContextMap):
     def estimate(
         self, mu: Measure, x: Float[Tensor, "m d"]
     ) -> tuple[Float[Tensor, "m e"], Float[Tensor, " m"]]:
-        r"""The images and estimates of their errors, from another mass, half as large.
+        r"""The images and estimates of their errors: of truncation, resolution and rounding.
 
-        An error of order $\eta^p$ becomes $2^{-p}$ times as large when the mass is halved, so the
-        difference of the two results is $1-2^{-p}$ of it.
+        A truncation error of order $\eta^p$ becomes $2^{-p}$ times as large when the mass is
+        halved, so that the difference to the result of half the mass is $1-2^{-p}$ of it. The
+        probe says how finely it sees, and how large rounding is, at the masses that were used.
+        Extrapolation adds up to three rounding errors: $2y_{\eta/2}-y_\eta$.
 
         Args:
             mu: the context, not batched.
@@ -93,18 +95,29 @@ class RecoveredMap(InContextMap):
         eta, images = self._eta(mu), [self._image(mu, point) for point in x]
         values = torch.stack([self._limit(image, eta) for image in images])
         better = torch.stack([self._limit(image, eta / 2) for image in images])
-        return values, (better - values).norm(dim=-1) / share
+        known = [self._known(image, eta) for image in images]
+        return values, (better - values).norm(dim=-1) / share + values.new_tensor(known)
+
+    def _known(self, image: Callable[[float], ProbedImage], eta: float) -> float:
+        """What the probe says of its own errors at the masses that a value is made of."""
+        _, resolution, rounding = image(eta)
+        if not self.extrapolate:
+            return resolution + rounding
+        _, finer, more = image(eta / 2)
+        # Both images are off in the same way, which extrapolation keeps; roundings are unrelated.
+        return max(resolution, finer) + rounding + 2 * more
 
     def _eta(self, mu: Measure) -> float:
         return default_eta(mu) if self.eta is None else self.eta
 
-    def _image(self, mu: Measure, x: Tensor) -> Callable[[float], Tensor]:
-        """The image of a point as a function of its mass; each mass is probed once."""
+    def _image(self, mu: Measure, x: Tensor) -> Callable[[float], ProbedImage]:
+        """Where a point goes as a function of its mass; each mass is probed once."""
         push = MapBox(self.f).push
-        return cache(lambda mass: self.by.image(push, mu, x, mass))
+        return cache(lambda mass: self.by.find(push, mu, x, mass))
 
-    def _limit(self, image: Callable[[float], Tensor], eta: float) -> Tensor:
-        return richardson(image, eta) if self.extrapolate else image(eta)
+    def _limit(self, image: Callable[[float], ProbedImage], eta: float) -> Tensor:
+        at = lambda mass: image(mass)[0]
+        return richardson(at, eta) if self.extrapolate else at(eta)
 
     def extra_repr(self) -> str:
         return f"by={self.by}, eta={self.eta}"

@@ -54,7 +54,8 @@ class Euclidean(Manifold):
 class Sphere(Manifold):
     r"""The sphere $|x|=R$ in $\mathbb R^d$.
 
-    The tangent part of $v$ is $v-\langle x,v\rangle x/|x|^2$, the nearest point $Rx/|x|$.
+    The tangent part of $v$ is $v-\langle x,v\rangle x/|x|^2$, the nearest point $Rx/|x|$. The
+    origin has none: `retract` gives NaN there, without reading values, and flows refuse it.
 
     Args:
         radius: $R$.
@@ -71,26 +72,46 @@ class Sphere(Manifold):
         check_number("radius", self.radius)
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
+        x, _ = _of_size_one(x)
         return v - (x * v).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True) * x
 
     def retract(self, x: Tensor) -> Tensor:
+        x, _ = _of_size_one(x)
         return x * (self.radius / x.norm(dim=-1, keepdim=True))
 
     def embed(self, x: Tensor) -> Tensor:
         return x  # chords instead of arcs
 
     def check(self, name: str, x: Tensor) -> None:
-        radii = x.detach().norm(dim=-1)
         if x.shape[-1] == 1:
-            raise ValueError(f"`{name}` lies on a line, where a sphere is two points.")
+            raise ValueError(f"A sphere needs dimension 2 or more, got `{name}` in dimension 1.")
+        scaled, factor = _of_size_one(x.detach())
+        radii = (scaled.norm(dim=-1) / factor[..., 0]).nan_to_num(0.0)
         allowed = 1e3 * torch.finfo(x.dtype).eps * self.radius
         if not holds(((radii - self.radius).abs() <= allowed).all()):
+            if holds(x.isnan().any()):
+                raise ValueError(
+                    f"`{name}` must lie on the sphere of radius {self.radius:g}, got NaN. That is "
+                    "what `retract` gives for the origin, which has no nearest point: drop it."
+                )
             off = (radii - self.radius).abs().max().item()
             raise ValueError(
                 f"`{name}` must lie on the sphere of radius {self.radius:g} up to {allowed:.0e}, "
                 f"got points off by up to {off:.1e}. Put them there with "
                 f"`mu.push(pf.{self}.retract)`, tensors with `pf.{self}.retract(x)`."
             )
+
+
+def _of_size_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Points times a power of two, so that squares neither overflow nor vanish, and that factor.
+
+    Powers of two do not round. NaN for the origin.
+    """
+    size = x.detach().abs().amax(-1, keepdim=True)
+    tiny = torch.finfo(x.dtype).tiny
+    # A number over its mantissa is a power of two, and tiny one that has an inverse.
+    factor = (torch.frexp(size).mantissa / size).clamp(tiny, 1 / tiny)
+    return x * factor, factor
 
 
 @dataclass(frozen=True)
