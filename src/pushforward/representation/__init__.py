@@ -13,7 +13,7 @@ from .boxes import BlackBox, MapBox, QueryBox, TokenBox
 __all__ = [
     "BlackBox", "BlackBoxError", "CallRejected", "Characterisation", "Decode", "Derivative",
     "Excess", "Extension", "LipschitzBounds", "MapBox", "MassPreserving", "NotRecovered",
-    "Population", "ProbabilityValued", "ProbedImage", "Probe", "QueryBox", "RecoveredMap", "TokenBox", "Verdict",
-    "Weak", "Witness", "boxes", "call_model", "characterise", "continuity", "derivative",
-    "recover", "refinements", "rewritings", "zoo",
+    "Population", "ProbabilityValued", "Probe", "ProbedImage", "QueryBox", "RecoveredMap",
+    "TokenBox", "Verdict", "Weak", "Witness", "boxes", "call_model", "characterise",
+    "continuity", "derivative", "recover", "refinements", "rewritings", "zoo",
 ]  # fmt: skip

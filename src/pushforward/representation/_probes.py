@@ -24,7 +24,10 @@ from ._subset_sums import decode
 
 
 class ProbedImage(NamedTuple):
-    """Where a small mass went, and how well that is known for this mass."""
+    """Where a small mass went, and how well that is known for this mass.
+
+    A probe of your own returns one from `find`, or a plain tuple of the three.
+    """
 
     image: Tensor
     """The point."""
