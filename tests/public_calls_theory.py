@@ -169,6 +169,9 @@ THEORY = {
     "RecoveredMap.estimate": (FOUND.estimate, {"mu": MU, "x": X}),
     "Excess": (representation.Excess, {"radius": 0.1, "fallback": representation.Decode()}),
     "Decode": (representation.Decode, {"tol": 0.1}),
+    "Probe.image": (
+        representation.Excess().image, {"f": add, "mu": LINE, "x": POINT[:1], "eta": 1e-3}
+    ),
     "Weak": (representation.Weak, {"radius": 0.1}),
     "derivative": (
         representation.derivative,

@@ -43,7 +43,8 @@ EXCEPTIONS = {
     **dict.fromkeys(
         ["Realisation", "Heads", "Study", "GaussianPath", "Audit", "Section", "Derivative",
          "Characterisation", "LipschitzBounds", "Continuity", "Specimen", "Witness", "FlowError",
-         "Path", "ProbedImage", "Arrays", "Flat", "Nested", "Conditional", "Coupling", "Masses", "Signed"],
+         "Path", "ProbedImage", "Arrays", "Flat", "Nested", "Conditional",
+         "Coupling", "Masses", "Signed"],
         "a result, which users do not make",
     ),
     **dict.fromkeys(["Scores", "PointScores", "TileScores", "BlackBox", "MapBox", "TokenBox",

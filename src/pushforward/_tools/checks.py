@@ -107,8 +107,9 @@ def check_generator(generator: torch.Generator | None) -> None:
 
 def check_device(device: torch.device | str) -> None:
     """Raise unless `device` names a device."""
+    known = isinstance(device, str | torch.device)
     try:
-        known = isinstance(device, str | torch.device) and torch.device(device)
+        torch.device(device if known else "cpu")
     except RuntimeError:
         known = False
     if not known:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import singledispatch
-from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class Lipschitz:
     def __post_init__(self) -> None:
         for name in ("x", "mu", "radius", "reach"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or isinstance(value, bool) or not value >= 0:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
                 raise ValueError(f"`{name}` must be a number, not negative, got {value!r}.")
 
     @property

@@ -76,7 +76,10 @@ def relate(
     log_a, log_b = (aligned_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
     _check_partners(scores, log_a, log_b, normaliser.needs_query_measure)
     g = _start(start, normaliser, log_b)
-    return normaliser.relate(scores, log_a, log_b, start=g)
+    relation = normaliser.relate(scores, log_a, log_b, start=g)
+    fix = "For example what `pf.Softmax().relate(scores, log_a, log_b)` returns."
+    check_kind(f"{type(normaliser).__name__}.relate", relation, Relation, fix, returned=True)
+    return relation
 
 
 def _check_pair(mu: Measure, nu: Measure) -> None:

@@ -26,15 +26,12 @@ from .._tools.checks import (
     check_kind,
     check_number,
     check_returned,
-    check_same,
-    check_shape,
     check_share,
-    check_values_finite,
 )
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._probes import flattened, separating_radius
-from ._small_mass import add_mass, check_single, richardson
+from ._small_mass import add_mass, check_point, check_single, richardson
 from .boxes import MapBox
 
 TestFunction = Callable[[Tensor], Tensor]
@@ -137,10 +134,7 @@ def derivative(
     check_share("eta", eta)
     if radius is not None:
         check_number("radius", radius)
-    check_shape("x", x, (mu.dim,), "One point, without further axes.")
-    check_same("dtype", ("mu", mu.atoms), ("x", x))
-    check_same("device", ("mu", mu.atoms), ("x", x))
-    check_values_finite(x=x)
+    check_point(mu, x)
     before = push(mu)
     after = {mass: push(add_mass(mu, x, mass)[0]) for mass in (eta, eta / 2)}
     r = separating_radius(before, after[eta], radius)
