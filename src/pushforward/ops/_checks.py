@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_floating, check_tensor, check_widths
+from .._tools.checks import (
+    check_broadcast,
+    check_floating,
+    check_same,
+    check_tensor,
+    check_widths,
+)
 from .._tools.precision import HALF
 
 
