@@ -66,7 +66,7 @@ CASES = {
     "a stack of two dtypes": (lambda: pf.Measure.stack([MU, pf.Measure(X.float())]), "dtype"),
     "times for some": (lambda: pf.Measure.stack([MU, TIMED]), "all measures times"),
     "a push that loses atoms": (lambda: MU.push(lambda x: x[:2]), "keeps the number of atoms"),
-    "integrand of the wrong length": (lambda: MU.integrate(ones(4)), "one per atom"),
+    "integrand of the wrong length": (lambda: MU.integrate(ones(4)), "one value per atom"),
     "indexing a single measure": (lambda: MU[0], "Only batch axes"),
     "length of a single measure": (lambda: len(MU), "`mu.n`"),
     "a singular covariance": (
@@ -135,7 +135,7 @@ CASES = {
     ),
     "no heads": (lambda: pf.Attention(2, heads=0), "`heads` must be a whole number"),
     "half a head": (lambda: pf.Attention(2, heads=1.5), "`heads` must be a whole number"),
-    "negative steps": (lambda: pf.Sinkhorn(steps=-1), "not negative"),
+    "negative steps": (lambda: pf.Sinkhorn(steps=-1), "at least 0, got -1"),
     "a learned temperature": (
         lambda: pf.SquaredDistance(torch.tensor(1.0)),
         "`eps` must be a number, got Tensor. A learned temperature divides the points",
@@ -143,7 +143,7 @@ CASES = {
     "a tolerance in words": (lambda: pf.Sinkhorn(tol="1e-5"), "`tol` must be a number, got str"),
     "a class that needs arguments": (
         lambda: pf.relate(MU, MU, affinity=pf.SquaredDistance),
-        "Make one: `SquaredDistance(eps=...)`",
+        "Create an instance: `SquaredDistance(eps=...)`",
     ),
     "values that are a measure": (
         lambda: pf.relate(MU, MU).apply(MU),
@@ -165,7 +165,7 @@ CASES = {
     "no samples": (lambda: pf.relate(MU, MU).sample(0), "`size` must be"),
     "steps and a tolerance": (lambda: pf.Sinkhorn(steps=3, tol=1e-3), "not both"),
     "no tolerance at all": (lambda: pf.Sinkhorn(tol=0.0), "`tol` must be positive"),
-    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a number of bytes"),
+    "negative memory": (lambda: pf.Sinkhorn(memory=-1), "`memory` must be a whole number"),
     "negative slack": (lambda: pf.Sinkhorn(slack=-1.0), "`slack` must be positive"),
     "points instead of a measure": (
         lambda: pf.relate(MU.atoms, MU),
@@ -189,7 +189,7 @@ CASES = {
     ),
     "a class of normaliser": (
         lambda: pf.relate(MU, MU, normaliser=pf.Softmax),
-        "Make one: `Softmax()`",
+        "Create an instance: `Softmax()`",
     ),
     "a mask of numbers": (
         lambda: pf.relate(MU, MU, mask=ones(MU.n, MU.n)),
@@ -221,7 +221,7 @@ CASES = {
     ),
     "an encoder that is none": (
         lambda: pf.Encoded(3.0, ones(2, 2)),
-        "`q` must be a tensor or a function of a measure and points, got float",
+        "`q` must be a tensor, or an encoder called as q(mu, x), got float",
     ),
     "a number": (lambda: pf.relate(MU, MU, affinity=pf.Matrix(3.0)), "`values` must be a Tensor"),
     "a confidence of 1340": (
@@ -231,7 +231,7 @@ CASES = {
     "negative masses": (lambda: pf.Coupling.from_matrix(-ones(2, 2)), "must hold masses"),
     "assignments in a layer": (
         lambda: pf.Attention(2, normaliser=pf.relations.Exact()),
-        "relates atoms only",
+        "is defined on atoms only",
     ),
     "a joint with the wrong measure": (
         lambda: pf.relate(MU, MU).joint(pf.Measure(ones(2, 2))),
@@ -282,7 +282,7 @@ CASES = {
     "a negative eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=0.0), "must be positive"),
     "no parts": (lambda: MU.split(0), "positive count"),
     "NaN shares": (lambda: MU.split([NAN, 1.0]), "sum to one"),
-    "a negative tolerance": (lambda: MU.merge(-1.0), "must be a distance"),
+    "a negative tolerance": (lambda: MU.merge(-1.0), "`tol` must be at least 0"),
     "a short list of times": (lambda: pf.Measure(X, times=[1, 2]), "`times` must have shape (3,)"),
     "a list of weights": (lambda: pf.Measure.mixture([MU], [1.0]), "must be a Tensor, got list"),
     "a stack of tensors": (lambda: pf.Measure.stack([X]), "must be a Measure, got Tensor"),
@@ -296,12 +296,12 @@ CASES = {
         "must broadcast",
     ),
     "an integer measure": (lambda: MU.to(torch.int64), "floating point, got"),
-    "a NaN mean": (lambda: pf.Measure.gaussian(NAN, 1.0), "must be finite"),
+    "a NaN mean": (lambda: pf.Measure.gaussian(NAN, 1.0), "`mean` must be a number, got NaN"),
     "a skew covariance": (
         lambda: pf.Measure.gaussian(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.0, 1.0]])),
         "symmetric",
     ),
-    "half a cell": (lambda: pf.Measure.grid(0.0, 1.0, size=2.5), "whole size"),
+    "half a cell": (lambda: pf.Measure.grid(0.0, 1.0, size=2.5), "`size` must be a whole number"),
     "a module in a composition": (lambda: pf.Compose(torch.nn.Linear(2, 2)), "pf.Pointwise"),
     "a module in a residual": (lambda: pf.Residual(torch.nn.Linear(2, 2)), "pf.Pointwise"),
     "a residual between spaces": (lambda: pf.Residual(pf.MLP(2, 4, out_dim=1)), "R^2 to R^1"),
@@ -314,7 +314,10 @@ CASES = {
         "Only the last map",
     ),
     "a name for a normaliser": (lambda: pf.Attention(2, normaliser="sinkhorn"), "Normaliser"),
-    "a class for an affinity": (lambda: pf.Attention(2, affinity=pf.Dot), "Make one: `Dot()`"),
+    "a class for an affinity": (
+        lambda: pf.Attention(2, affinity=pf.Dot),
+        "Create an instance: `Dot()`",
+    ),
     "False for a mask": (lambda: pf.Attention(2, mask=False), "None for no mask"),
     "a layer with an unknown implementation": (
         lambda: pf.Attention(2, impl="fast"),
@@ -330,7 +333,7 @@ CASES = {
         "in R^2, got",
     ),
     "an infinite exponent": (lambda: pf.wasserstein(MU, MU, p=INF), "finite"),
-    "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "positive and finite"),
+    "an infinite eps": (lambda: pf.sinkhorn_divergence(MU, MU, eps=INF), "must be finite"),
     "a divergence of some steps": (
         lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(steps=5)),
         "needs plans to a tolerance",
@@ -361,7 +364,7 @@ CASES = {
         "change the measure",
     ),
     "widths that differ": (lambda: ops.log_integral(X, ones(3, 4), ones(3)), "width"),
-    "a bias of another length": (lambda: ops.log_integral(X, X, torch.ones(4)), "same atoms"),
+    "a bias of another length": (lambda: ops.log_integral(X, X, torch.ones(4)), "a row per atom"),
     "op times of the wrong shape": (
         lambda: ops.log_integral(X, X, torch.ones(3), times=(torch.ones(2), torch.ones(3))),
         "one per query (3)",

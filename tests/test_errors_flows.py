@@ -41,7 +41,7 @@ CASES = {
         ),
         "the origin, which has no nearest point",
     ),
-    "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(tokens)"),
+    "a flow of points": (lambda: pf.flow(GAMMA, X, t1=1.0), "pf.Measure(points)"),
     "no time": (lambda: pf.Flow(GAMMA, t1=0.0), "`t1` must differ from `t0`, got t0 = t1 = 0"),
     "infinite time": (lambda: pf.Flow(GAMMA, t1=INF), "must be finite"),
     "a solver by name": (lambda: pf.Flow(GAMMA, t1=1.0, solver="rk4"), "pf.RK4(steps=100)"),

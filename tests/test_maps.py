@@ -283,7 +283,7 @@ def test_traits_and_relations_follow_from_the_parts():
         assert torch.equal(relation.matrix(), layer.relation(seen).matrix())
     other = deep.with_parts([plain, plain])
     assert not other.causal and len(other.relations(mu)) == 2 and deep.causal
-    with pytest.raises(ValueError, match="Expected 2 parts, got 1"):
+    with pytest.raises(ValueError, match="`parts` must be a list of 2 maps, got 1"):
         deep.with_parts([plain])
 
 

@@ -34,7 +34,7 @@ def test_no_support_is_an_error():
     mu = pf.Measure(torch.randn(4, 2))
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[:2, 1:] = False  # two rows share one column
-    with pytest.raises(ValueError, match=r"0.25 of the mass has nowhere to go.*no support"):
+    with pytest.raises(ValueError, match=r"0.25 of the mass cannot be matched.*no support"):
         pf.relate(mu, mu, normaliser=pf.Sinkhorn(), mask=mask)
     heavy = pf.Measure(mu.atoms, torch.tensor([5.0, 1.0, 1.0, 1.0]))
     fits = pf.relate(mu, heavy, normaliser=pf.Sinkhorn(), mask=mask)

@@ -91,7 +91,7 @@ def test_pictures_of_a_path(tmp_path, d):
     path = pf.flow(pf.Pointwise(lambda x: -x), mu, t1=1.0, solver=pf.Euler(10), save=10)
     path.plot().savefig(tmp_path / "path.png")
     path.animate(tmp_path / "path.gif", seconds=1.0)
-    with pytest.raises(ValueError, match=r"name the file `\*.gif`"):
+    with pytest.raises(ValueError, match=r"`file` must end in .gif"):
         path.animate(tmp_path / "path.mp4")
     assert (tmp_path / "path.gif").stat().st_size > 1000
     assert sorted(f.name for f in tmp_path.iterdir()) == ["path.gif", "path.png"]
@@ -111,5 +111,5 @@ def test_entropy_of_a_batch():
         assert worst(both[k], flows.attention_entropy(field, part)) < 1e-13
     with pytest.raises(ValueError, match="Leaders are of one measure"):
         flows.leaders(field, pf.Measure.stack(parts))
-    with pytest.raises(TypeError, match="needs attention"):
+    with pytest.raises(TypeError, match="must have attention inside"):
         flows.leaders(pf.MLP(2, 3), parts[0])

@@ -276,7 +276,7 @@ def with_zero(x):
 ERRORS = {
     "a zero in a conditional": (
         lambda: realise_conditional(with_zero(torch.ones(2, 3)), torch.zeros(3)),
-        r"positive, got 1 zeros\. Mix in a floor: `\(1 - 1e-6\) \* P",
+        r"positive, got 1 zeros\. Add a small positive part: `\(1 - 1e-6\) \* P",
     ),
     "a zero in a coupling": (lambda: realise_coupling(with_zero(torch.ones(2, 3))), "1e-6 \\* a"),
     "a negative mass": (lambda: realise_coupling(-torch.ones(2, 3)), "not logarithms"),

@@ -4,15 +4,16 @@ Public functions check shapes, dtypes and devices. Values are checked only where
 from a user's numbers, because reading values waits for the device.
 """
 
-from collections.abc import Sequence
-from inspect import signature
+import math
+import os
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from numbers import Integral, Real
+from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .precision import HALF
 
 SUMS = 1e-5
 """The most by which a sum of masses may differ from one and be normalised without a word."""
@@ -21,9 +22,9 @@ SUMS = 1e-5
 def holds(condition: Tensor, *, unknown: bool = True) -> bool:
     """Whether a condition on values is true, or `unknown` where values cannot be read.
 
-    Inside `torch.compile` and `torch.func.vmap` tensors have no values.
+    Inside `torch.compile` and `torch.func.vmap`, and on the device "meta", tensors have no values.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or condition.is_meta:
         return unknown
     try:
         return bool(condition)
@@ -33,38 +34,125 @@ def holds(condition: Tensor, *, unknown: bool = True) -> bool:
         raise
 
 
-def check_kind(name: str, value: object, kind: type, fix: str) -> None:
-    """Raise unless `value` is an instance of `kind`."""
+def check_kind(name: str, value: object, kind: type, fix: str, *, returned: bool = False) -> None:
+    """Raise unless `value` is an instance of `kind`: an argument, or what a method returned."""
     if isinstance(value, kind):
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
-    got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     if isinstance(value, type) and issubclass(value, kind):
-        needs = [p for p in signature(value).parameters.values() if p.default is p.empty]
-        fix = f"Make one: `{value.__name__}({', '.join(p.name + '=...' for p in needs)})`."
-    raise TypeError(f"`{name}` must be {article} {kind.__name__}, got {got}. {fix}")
+        fix = _instance(value)
+    must = f"must {'return' if returned else 'be'} {article} {kind.__name__}"
+    raise TypeError(f"`{name}` {must}, got {_kind(value)}. {fix}")
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Raise unless every size is a whole positive number, or None for its default."""
+def _kind(value: object) -> str:
+    """What a value is, in a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _instance(cls: type) -> str:
+    """How to make an instance of a class, where the class itself was given."""
+    try:
+        given = signature(cls).parameters.values()
+    except ValueError:  # a class written in C
+        return f"Create an instance: `{cls.__name__}(...)`."
+    plain = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    needs = [p.name for p in given if p.default is p.empty and p.kind in plain]
+    return f"Create an instance: `{cls.__name__}({', '.join(f'{n}=...' for n in needs)})`."
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """Raise unless `value` is a whole number of at least `least`."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (whole and value >= least):
+        got = repr(value) if isinstance(value, Real | str) else _kind(value)
+        raise ValueError(f"`{name}` must be a whole number of at least {least}, got {got}.")
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is a whole positive number."""
     for name, size in sizes.items():
-        whole = isinstance(size, Integral) and not isinstance(size, bool)
-        if size is not None and not (whole and size >= 1):
-            raise ValueError(f"`{name}` must be a whole number of at least 1, got {size!r}.")
+        check_whole(name, size)
+
+
+def check_optional_sizes(**sizes: int | None) -> None:
+    """Raise unless every size is a whole positive number, or None for its default."""
+    check_sizes(**{name: size for name, size in sizes.items() if size is not None})
 
 
 def check_seed(seed: int) -> None:
     """Raise unless `seed` is a whole number that generators accept."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:
-        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {seed!r}.")
+        got = repr(seed) if isinstance(seed, Real | str) else _kind(seed)
+        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {got}.")
+
+
+def check_flags(**flags: bool) -> None:
+    """Raise unless every flag is True or False."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"`{name}` must be True or False, got {_kind(flag)}.")
+
+
+def check_progress(progress: bool | None) -> None:
+    """Raise unless `progress` is True, False, or None for the default."""
+    if progress is not None:
+        check_flags(progress=progress)
+
+
+def check_generator(generator: torch.Generator | None) -> None:
+    """Raise unless `generator` is a generator, or None for the global one."""
+    if generator is not None:
+        check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise unless `device` names a device."""
+    known = isinstance(device, str | torch.device)
+    try:
+        torch.device(device if known else "cpu")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(f'`device` must be a device, such as "cpu", got {device!r}.')
+
+
+def check_index(index: Any) -> None:
+    """Raise unless `index` can index axes: whole numbers, slices, masks, `...`, None."""
+    for part in index if isinstance(index, tuple) else (index,):
+        whole = isinstance(part, Integral | slice | EllipsisType) and not isinstance(part, bool)
+        listed = isinstance(part, list) and all(isinstance(k, Integral) for k in part)
+        tensor = isinstance(part, Tensor) and not part.is_floating_point()
+        if not (part is None or whole or listed or tensor):
+            raise TypeError(f"`index` must be whole numbers, slices or masks, got {_kind(part)}.")
+
+
+def check_path(name: str, path: str | os.PathLike) -> None:
+    """Raise unless `path` can name a file or folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"`{name}` must be a path, a string or a `Path`, got {_kind(path)}.")
 
 
 def check_callable(name: str, value: object, how: str) -> None:
     """Raise unless `value` can be called and is not a class."""
     if isinstance(value, type):
-        raise TypeError(f"`{name}` must be {how}, got the class {value.__name__}. Make one of it.")
+        raise TypeError(f"`{name}` must be {how}, got {_kind(value)}. {_instance(value)}")
     if not callable(value):
-        raise TypeError(f"`{name}` must be {how}, got {type(value).__name__}.")
+        raise TypeError(f"`{name}` must be {how}, got {_kind(value)}.")
+
+
+def check_call(name: str, function: Callable[..., Any], arguments: str, fix: str = "") -> None:
+    """Raise unless a user's function or method takes the arguments that it is called with."""
+    method = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        signature(method).bind(*arguments.split(","))
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` is called as {name}({arguments}), got one that does not take that: "
+            f"{error}. {fix}".rstrip()
+        ) from None
+    except ValueError:  # a function without a signature
+        return
 
 
 def check_tensor(name: str, tensor: Tensor) -> None:
@@ -79,16 +167,46 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     check_kind(name, tensor, Tensor, fix)
 
 
+def check_returned(name: str, value: object, shape: str, fix: str = "") -> None:
+    """Raise unless what a user's function `name` returned is a floating-point tensor."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return
+    got = f"a tensor of {value.dtype}" if isinstance(value, Tensor) else _kind(value)
+    raise TypeError(
+        f"`{name}` must return a floating-point tensor of shape {shape}, got {got}. {fix}".rstrip()
+    )
+
+
 def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") -> None:
     """Raise unless `value` is a number above `least`. A tensor would lose its gradient."""
-    if not isinstance(value, Real):
-        fix = fix or "Give a Python number, such as `value.item()`."
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}. {fix}")
-    if value != value:
-        raise ValueError(f"`{name}` must be a number, got NaN. Check the computation before it.")
+    _check_real(name, value, fix)
     if not value > least:
         than = "positive" if least == 0 else f"above {least:g}"
         raise ValueError(f"`{name}` must be {than}, got {value}.")
+
+
+def check_finite(name: str, value: float, *, fix: str = "") -> None:
+    """Raise unless `value` is a finite number."""
+    _check_real(name, value, fix)
+    if not abs(value) < math.inf:
+        raise ValueError(f"`{name}` must be finite, got {value}.")
+
+
+def check_range(name: str, value: float, least: float, below: float = math.inf) -> None:
+    """Raise unless `value` is a number of at least `least` and below `below`."""
+    _check_real(name, value, "")
+    if not least <= value < below:
+        top = "finite" if below == math.inf else f"below {below:g}"
+        raise ValueError(f"`{name}` must be at least {least:g} and {top}, got {value}.")
+
+
+def _check_real(name: str, value: float, fix: str) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        if isinstance(value, Tensor):
+            fix = fix or "Give a Python number, such as `value.item()`."
+        raise TypeError(f"`{name}` must be a number, got {_kind(value)}. {fix}".rstrip())
+    if value != value:
+        raise ValueError(f"`{name}` must be a number, got NaN. Check the computation before it.")
 
 
 def check_share(name: str, value: float) -> None:
@@ -96,6 +214,13 @@ def check_share(name: str, value: float) -> None:
     check_number(name, value)
     if value >= 1:
         raise ValueError(f"`{name}` is a share of the mass, below 1, got {value}.")
+
+
+def check_values_finite(**tensors: Tensor) -> None:
+    """Raise unless all values of the tensors are finite."""
+    for name, tensor in tensors.items():
+        if not holds(tensor.isfinite().all()):
+            raise ValueError(f"`{name}` must be finite, got NaN or inf.")
 
 
 def check_floating(name: str, tensor: Tensor, axes: str, least: int) -> None:
@@ -132,12 +257,12 @@ def check_same(what: str, a: tuple[str, Tensor], b: tuple[str, Tensor]) -> None:
         )
 
 
-def check_atoms(atoms: Tensor) -> None:
+def check_atoms(atoms: Tensor, name: str = "atoms") -> None:
     """Raise unless `atoms` can be the support of a measure."""
-    check_floating("atoms", atoms, "(..., n, d)", 2)
+    check_floating(name, atoms, "(..., n, d)", 2)
     if 0 in atoms.shape[-2:]:
         raise ValueError(
-            f"A measure needs at least one atom in at least one dimension, got atoms of shape "
+            f"`{name}` must hold at least one atom in at least one dimension, got shape "
             f"{tuple(atoms.shape)}. Drop empty clouds before building measures."
         )
 
@@ -251,11 +376,11 @@ def check_parameters(module: torch.nn.Module, atoms: Tensor) -> None:
     check_tensor("mu.atoms", atoms)  # an array is on "cpu", which is not torch.device("cpu")
     if p.device != atoms.device:
         raise ValueError(
-            f"The map is on {p.device}, the measure on {atoms.device}. Move one: `.to(device)`."
+            f"The map is on {p.device}, got `mu` on {atoms.device}. Move one: `.to(device)`."
         )
     if not torch.is_autocast_enabled(atoms.device.type):
         raise ValueError(
-            f"The map has {p.dtype} parameters, the measure {atoms.dtype} atoms. "
+            f"The map has {p.dtype} parameters, got `mu` with {atoms.dtype} atoms. "
             f"Convert one: `map.to({atoms.dtype})` or `mu.to({p.dtype})`."
         )
 
@@ -271,53 +396,10 @@ def _first_parameter(module: torch.nn.Module) -> Tensor | None:
     return None
 
 
-def check_reduction(
-    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times: tuple[Tensor, Tensor] | None
-) -> None:
-    """Raise unless the arguments of a reduction fit together."""
-    named = {"q": (q, 2), "k": (k, 2), "bias": (bias, 1)}
-    if v is not None:
-        named["v"] = (v, 2)
-    for name, (tensor, least) in named.items():
-        check_floating(name, tensor, "(..., n)" if least == 1 else "(..., n, k)", least)
-    batch = q.shape[:-2]
-    for name, (tensor, least) in named.items():
-        if tensor.shape[:-least] != batch:
-            check_broadcast(f"`q` and `{name}`", batch, tensor.shape[:-least])
-    check_widths(q, k)
-    n = k.shape[-2]
-    if bias.shape[-1] != n or (v is not None and v.shape[-2] != n):
-        raise ValueError(
-            f"Keys, values and bias must count the same atoms: k has {n}, bias {bias.shape[-1]}"
-            + ("." if v is None else f", v {v.shape[-2]}.")
-        )
-    if bias.dtype in HALF:
-        raise ValueError(
-            f"`bias` must be float32 or float64, got {bias.dtype}: log-weights in half precision "
-            "change the measure. Keep it wide; q, k and v may be half."
-        )
-    if times is not None:
-        _check_clock(times, q.shape[-2], n)
-
-
 def check_widths(q: Tensor, k: Tensor) -> None:
     """Raise unless queries and keys have a dot product."""
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
             f"k {tuple(k.shape)}."
-        )
-
-
-def _check_clock(times: tuple[Tensor, Tensor], m: int, n: int) -> None:
-    if not (isinstance(times, tuple) and len(times) == 2):
-        raise TypeError(
-            f"`times` must be a pair (of queries, of atoms), got {type(times).__name__}."
-        )
-    for name, t in zip(("times of queries", "times of atoms"), times, strict=True):
-        check_tensor(name, t)
-    if (times[0].shape[-1:], times[1].shape[-1:]) != ((m,), (n,)):
-        raise ValueError(
-            f"`times` must be one per query ({m}) and one per atom ({n}), got shapes "
-            f"{tuple(times[0].shape)} and {tuple(times[1].shape)}."
         )

@@ -11,7 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import ops
-from .._tools.checks import check_broadcast, check_floating, check_number, check_widths
+from .._tools.checks import (
+    check_broadcast,
+    check_finite,
+    check_floating,
+    check_number,
+    check_widths,
+)
 from .._tools.precision import widen
 from ..measures import Measure
 from ._points import Features, PointScores
@@ -105,7 +111,7 @@ class Dot(PointAffinity):
     def __post_init__(self) -> None:
         if self.scale is not None:
             fix = "A learned scale multiplies the queries."
-            check_number("scale", self.scale, least=-math.inf, fix=fix)
+            check_finite("scale", self.scale, fix=fix)
 
     @property
     def unit(self) -> float:

@@ -9,7 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_callable, check_floating, check_kind, check_shape, holds
+from .._tools.checks import (
+    check_call,
+    check_callable,
+    check_floating,
+    check_kind,
+    check_returned,
+    check_shape,
+    holds,
+)
 from ..measures import Measure
 from ._affinity import Affinity, Dot, PointAffinity, encoded_scores
 from ._points import PointScores
@@ -52,13 +60,24 @@ class Encoded(Affinity):
         fix = "Use `pf.Dot(1.0)` or `pf.SquaredDistance(eps)`."
         check_kind("affinity", self.affinity, PointAffinity, fix)
         for name, encoder in (("q", self.q), ("k", self.k)):
-            if not isinstance(encoder, Tensor):
-                check_callable(name, encoder, "a tensor or a function of a measure and points")
+            if isinstance(encoder, Tensor):
+                check_floating(name, encoder, "(..., n, k)", 2)
+            else:
+                check_callable(name, encoder, f"a tensor, or an encoder called as {name}(mu, x)")
 
     def scores(self, mu: Measure, nu: Measure) -> PointScores:
-        q = self.q if isinstance(self.q, Tensor) else self.q(mu, mu.atoms)
-        k = self.k if isinstance(self.k, Tensor) else self.k(nu, nu.atoms)
+        q, k = _encoded("q", self.q, mu), _encoded("k", self.k, nu)
         return encoded_scores(self.affinity, q, k, mu, nu)
+
+
+def _encoded(name: str, encoder: Tensor | Encoder, mu: Measure) -> Tensor:
+    """Queries or keys, one row per atom."""
+    if isinstance(encoder, Tensor):
+        return encoder
+    check_call(name, encoder, "mu, x", "A module of points is `lambda mu, x: module(x)`.")
+    points = encoder(mu, mu.atoms)
+    check_returned(name, points, "(..., n, k)")
+    return points
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,9 +139,11 @@ class Pairs(Affinity):
     function: PairAffinity
 
     def __post_init__(self) -> None:
-        check_callable("function", self.function, "a function A(mu, nu, x, y)")
+        check_callable("function", self.function, "a function called as f(mu, nu, x, y)")
 
     def scores(self, mu: Measure, nu: Measure) -> TileScores:
+        fix = "A function of points alone is `lambda mu, nu, x, y: f(x, y)`."
+        check_call("function", self.function, "mu, nu, x, y", fix)
         function = lambda x, y: self.function(mu, nu, x, y)
         scores = TileScores.from_pairs(function, mu.atoms, nu.atoms)
         scores.tile(slice(0, 1))  # values of a wrong shape raise here, not at first use

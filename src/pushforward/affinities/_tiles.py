@@ -11,6 +11,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from .._tools.checks import (
+    check_broadcast,
+    check_callable,
+    check_floating,
+    check_kind,
+    check_number,
+    check_same,
+)
 from .._tools.precision import full_precision, safe_logsumexp, safe_softmax, wide
 from .._tools.types import Bias, Images, Values
 from ._scores import Rows, Scores, by_rows, linear_by_rows, mean_of, of_batch
@@ -70,6 +78,8 @@ class TileScores(Scores):
     @classmethod
     def from_matrix(cls, values: Float[Tensor, "*b m n"], unit: float = 1.0) -> TileScores:
         """A matrix of scores, minus infinity where a pair is forbidden."""
+        check_floating("values", values, "(..., m, n)", 2)
+        check_number("unit", unit)
         rows = lambda index: values[..., index, :]
         columns = lambda index: values.mT[..., index, :]
         return cls(rows, columns, Layout.like(values.shape, values), unit, in_memory=True)
@@ -88,6 +98,12 @@ class TileScores(Scores):
             x: the points of the queries.
             y: the points of the keys.
         """
+        check_callable("function", function, "a function of points, called as f(x, y)")
+        for name, points in (("x", x), ("y", y)):
+            check_floating(name, points, "(..., n, d)", 2)
+        for what in ("dtype", "device"):
+            check_same(what, ("x", x), ("y", y))
+        check_broadcast("`x` and `y`", x.shape[:-2], y.shape[:-2])
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         call = lambda i, j: _called(function, x[..., i, None, :], y[..., None, j, :], batch)
         rows = lambda index: call(index, slice(None))
@@ -97,6 +113,8 @@ class TileScores(Scores):
     @classmethod
     def mapped(cls, scores: Scores, function: Callable[[Tensor], Tensor]) -> TileScores:
         """A function of other scores, entry by entry, given a tile of them."""
+        check_kind("scores", scores, Scores, "An affinity has them: `affinity.scores(mu, nu)`.")
+        check_callable("function", function, "a function of a tile of scores")
         return cls._between(scores, lambda tile, rows: function(tile), lambda t, c: function(t))
 
     @classmethod

@@ -8,8 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_shape, check_sizes, holds
-from ..measures import Measure
+from .._tools.checks import (
+    check_floating,
+    check_same,
+    check_shape,
+    check_sizes,
+    check_values_finite,
+    holds,
+)
+from ..measures import Measure, check_measures
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +44,26 @@ class Hats:
 
     def __post_init__(self) -> None:
         check_sizes(cells=self.cells)
+        check_floating("low", self.low, "(d,)", 1)
+        check_floating("high", self.high, "(d,)", 1)
         check_shape("high", self.high, self.low.shape, "As many coordinates as `low`.")
+        for what in ("dtype", "device"):
+            check_same(what, ("low", self.low), ("high", self.high))
+        check_values_finite(low=self.low, high=self.high)
+        if self.low.ndim != 1 or not self.low.numel():
+            raise ValueError(f"`low` must have shape (d,), got {tuple(self.low.shape)}.")
         if self.cells < 2 or not holds((self.low < self.high).all()):
             raise ValueError(
-                "Hats need 2 cells and a positive side on every axis, got fewer. Widen the box, "
-                "or drop a coordinate that never changes."
+                "`cells` must be at least 2, and `low` below `high` on every axis, got "
+                f"{self.cells}, {self.low.tolist()} and {self.high.tolist()}. Widen the box, or "
+                "drop a coordinate that never changes."
             )
 
     @classmethod
     def around(cls, *measures: Measure, cells: int) -> Hats:
         """Hats on the smallest box that contains the measures."""
+        for mu in measures:
+            check_measures(measures=mu)
         points = torch.cat([mu.atoms.detach().flatten(0, -2) for mu in measures])
         return cls(points.amin(0), points.amax(0), cells)
 
@@ -67,11 +84,15 @@ class Hats:
 
     def __call__(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n l"]:
         """All hats at points of the box."""
+        check_floating("x", x, "(..., n, d)", 2)
+        check_same("device", ("low", self.low), ("x", x))
+        if x.shape[-1] != len(self.low):
+            raise ValueError(f"`x` must lie in R^{len(self.low)}, got R^{x.shape[-1]}.")
         relative = (x - self.low.to(x)) / (self.high - self.low).to(x)
         if not holds((relative - 0.5).abs().max() <= 0.5 + 1e-6):
             raise ValueError(
-                "Points must lie in the box of the hats, and some do not. Take a larger box: "
-                "`pf.approximation.Hats.around(mu, nu, cells=...)`."
+                "`x` must lie in the box of the hats, got points outside, or NaN. Take a larger "
+                "box: `pf.approximation.Hats.around(mu, nu, cells=...)`."
             )
         position = relative.clamp(0, 1) * (self.cells - 1)
         nodes, product = torch.arange(self.cells).to(x), torch.ones_like(x[..., :1])
@@ -81,9 +102,15 @@ class Hats:
 
     def integrals(self, matrix: Float[Tensor, "*b m n"], nu: Measure) -> Float[Tensor, "*b m l"]:
         """Integrals of all hats under each row of a matrix of masses on the atoms of `nu`."""
+        check_measures(nu=nu)
+        check_floating("matrix", matrix, "(..., m, n)", 2)
+        check_shape("matrix", matrix, (*matrix.shape[:-1], nu.n), "One column per atom of `nu`.")
+        check_same("device", ("matrix", matrix), ("nu", nu.atoms))
+        check_values_finite(matrix=matrix)
         values = self(nu.atoms)
         return matrix.to(values.dtype) @ values
 
     def masses(self, nu: Measure) -> Float[Tensor, "*b l"]:
         r"""$\nu(\chi_l)$ for all hats, with $\nu$ normalised."""
+        check_measures(nu=nu)
         return self.integrals(nu.log_weights.softmax(-1)[..., None, :], nu).squeeze(-2)

@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_mass, check_shape, check_sizes, check_sums
+from .._tools.checks import (
+    check_floating,
+    check_mass,
+    check_optional_sizes,
+    check_same,
+    check_shape,
+    check_sums,
+)
 from .._tools.exact import assignment
 from ._one_head import check_rows, live_atoms, rounding
 
@@ -74,10 +81,15 @@ def realise_heads(
         >>> heads.weights, heads.choices.tolist()
         (tensor([0.2500, 0.7500]), [[0, 0], [1, 0]])
     """
-    check_sizes(heads=heads)
-    check_rows(matrix)
+    check_optional_sizes(heads=heads)
+    check_floating("matrix", matrix, "(m, n)", 2)
     if weights is None:
         weights = torch.ones_like(matrix[0])
+    check_floating("weights", weights, "(n,)", 1)
+    check_shape("weights", weights, matrix.shape[1:], "One per column of the matrix.")
+    for what in ("dtype", "device"):
+        check_same(what, ("matrix", matrix), ("weights", weights))
+    check_rows(matrix)
     check_mass("weights", weights, weights.log())
     log_b = weights.double().log().log_softmax(-1)
     live_atoms(matrix, log_b)

@@ -17,9 +17,9 @@ from torch import Tensor
 from .._tools.checks import (
     check_floating,
     check_kind,
+    check_optional_sizes,
     check_same,
     check_shape,
-    check_sizes,
     check_sums,
 )
 from ..relations import Conditional, Coupling
@@ -144,7 +144,7 @@ def _realise(
     head_dim: int | None,
 ) -> Realisation:
     """Factor the centred logarithms of the part with mass; the other points get zeros."""
-    check_sizes(head_dim=head_dim)
+    check_optional_sizes(head_dim=head_dim)
     centred = centre(logs)
     u, s, vh = torch.linalg.svd(centred, full_matrices=False)
     largest = max(block.double().log().abs().max().item(), logs.abs().max().item())
@@ -183,6 +183,7 @@ def conditional_rank(matrix: Float[Tensor, "m n"]) -> int | None:
         >>> pf.approximation.conditional_rank(torch.eye(3)) is None
         True
     """
+    check_matrix(matrix)
     block = matrix[:, (matrix > 0).any(0)]
     if not bool((block > 0).all()):
         return None
@@ -243,8 +244,8 @@ def check_matrix(matrix: Tensor) -> None:
         )
     if not ((matrix >= 0) & (matrix < torch.inf)).all() or not (matrix > 0).any():
         raise ValueError(
-            "`matrix` must be non-negative, finite and not all zero, and it is not. Give masses, "
-            "not logarithms."
+            "`matrix` must be non-negative, finite and not all zero, got other values. Give "
+            "masses, not logarithms."
         )
 
 
@@ -260,5 +261,5 @@ def _check_positive(block: Tensor, mixture: str) -> None:
     if zeros:
         raise ValueError(
             f"A head relates every two points, so its target must be positive, got {zeros} zeros. "
-            f"Mix in a floor: {mixture}. Many heads can do without: `realise_heads`."
+            f"Add a small positive part: {mixture}. Many heads can do without: `realise_heads`."
         )

@@ -12,8 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .._tools.checks import (
+    check_floating,
+    check_number,
+    check_same,
+    check_shape,
+    check_values_finite,
+    holds,
+)
 from ..affinities import Encoded, SquaredDistance
-from ..measures import Measure
+from ..measures import Measure, check_pair
 from ..relations import Coupling, Relation, relate
 
 Rule = Callable[[Measure, Measure], Relation]
@@ -36,6 +44,7 @@ class QuantileCoupling:
 
     def __call__(self, mu: Measure, nu: Measure) -> Coupling:
         """The mass of a pair is the overlap of its two intervals of quantile levels."""
+        check_pair(mu, nu)
         (x_low, x_high), (y_low, y_high) = _levels(mu), _levels(nu)
         low = torch.maximum(x_low[..., :, None], y_low[..., None, :])
         overlap = torch.minimum(x_high[..., :, None], y_high[..., None, :]) - low
@@ -54,6 +63,9 @@ class SoftNearest:
     """
 
     eps: float
+
+    def __post_init__(self) -> None:
+        check_number("eps", self.eps)
 
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """Softmax of the squared distance."""
@@ -76,8 +88,23 @@ class GaussianConditional:
     shift: Float[Tensor, " e"]
     cov: Float[Tensor, "e e"]
 
+    def __post_init__(self) -> None:
+        check_floating("slope", self.slope, "(e, d)", 2)
+        e = len(self.slope)
+        check_shape("slope", self.slope, (e, *self.slope.shape[1:2]), "A matrix.")
+        check_shape("shift", self.shift, (e,), "One number per row of `slope`.")
+        check_shape("cov", self.cov, (e, e), "One row and column per row of `slope`.")
+        for name, tensor in (("shift", self.shift), ("cov", self.cov)):
+            for what in ("dtype", "device"):
+                check_same(what, ("slope", self.slope), (name, tensor))
+        check_values_finite(slope=self.slope, shift=self.shift, cov=self.cov)
+        if not holds(torch.linalg.cholesky_ex(self.cov).info == 0):
+            raise ValueError("`cov` must be positive definite, got a matrix that is not.")
+
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """Softmax of the squared distance after whitening by the covariance."""
+        check_pair(mu, nu)
+        check_same("dtype", ("mu", mu.atoms), ("slope", self.slope))
         root = torch.linalg.cholesky(self.cov)
         whiten = lambda z: torch.linalg.solve_triangular(root, z.mT, upper=False).mT
         q, k = whiten(mu.atoms @ self.slope.mT + self.shift), whiten(nu.atoms)
@@ -87,7 +114,7 @@ class GaussianConditional:
 def _levels(mu: Measure) -> tuple[Tensor, Tensor]:
     """Values of the distribution function before and at each atom, in float64."""
     if mu.dim != 1:
-        raise ValueError(f"Quantiles need measures on the line, got one in R^{mu.dim}.")
+        raise ValueError(f"`mu` and `nu` must be measures on the line, got one in R^{mu.dim}.")
     order = mu.atoms[..., 0].argsort(dim=-1, stable=True)
     high = mu.log_weights.double().softmax(-1).gather(-1, order).cumsum(-1)
     high = high / high[..., -1:]

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, holds
+from .._tools.checks import check_callable, check_kind, check_range, holds
 from ..affinities import Matrix
 from ..distances import wasserstein
-from ..measures import Measure
+from ..measures import Measure, check_pair
 from ..relations import Conditional, Coupling, Normaliser, Relation, Sinkhorn, Softmax, relate
 from ._hats import Hats
 from ._rules import Rule
@@ -47,10 +47,10 @@ class Approximation(ABC):
     normaliser: ClassVar[Normaliser]
 
     def __post_init__(self) -> None:
-        if not (0 <= self.tau < 1 and 0 <= self.delta < 1):
-            raise ValueError(
-                f"`tau` and `delta` must lie in [0, 1), got {self.tau} and {self.delta}."
-            )
+        check_callable("rule", self.rule, "a function of two measures, `rule(mu, nu)`")
+        check_kind("hats", self.hats, Hats, "Make some with `pf.approximation.Hats.around(...)`.")
+        check_range("tau", self.tau, 0, 1)
+        check_range("delta", self.delta, 0, 1)
 
     @abstractmethod
     def affinity(self, mu: Measure, nu: Measure, x: Tensor, y: Tensor) -> Tensor:
@@ -62,6 +62,7 @@ class Approximation(ABC):
 
     def __call__(self, mu: Measure, nu: Measure) -> Relation:
         """The relation between two measures that the affinity defines."""
+        check_pair(mu, nu)
         x, y = mu.atoms[..., :, None, :], nu.atoms[..., None, :, :]
         scores = Matrix(self.affinity(mu, nu, x, y))
         return relate(mu, nu, affinity=scores, normaliser=self.normaliser)
@@ -112,6 +113,7 @@ class SoftmaxApproximation(Approximation):
 
     def bound(self, mu: Measure, nu: Measure) -> Gap:
         """The second formula above, with the supremum over the atoms of `mu`."""
+        check_pair(mu, nu)
         share, mass = self._cells(mu.atoms, nu)
         lost = (share * ((self.tau - mass).clamp_min(0) / self._floor)[..., None, :]).sum(-1)
         worst = lost.masked_fill(mu.log_weights == -torch.inf, 0).amax(-1)
@@ -120,7 +122,7 @@ class SoftmaxApproximation(Approximation):
     def _cells(self, x: Tensor, nu: Measure) -> tuple[Tensor, Tensor]:
         r"""$\kappa_\nu(x,\chi_l)$ and $\nu(\chi_l)$."""
         kappa = self.rule(Measure(x), nu)
-        fix = "A matrix becomes one: `pf.Conditional.from_matrix(matrix, nu)`."
+        fix = "Make one of a matrix with `pf.Conditional.from_matrix(matrix, nu)`."
         check_kind("rule(mu, nu)", kappa, Conditional, fix)
         return self.hats.integrals(kappa.matrix(), nu), self.hats.masses(nu)
 
@@ -166,6 +168,11 @@ class SinkhornApproximation(Approximation):
     _: KW_ONLY
     queries: Hats | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.queries is not None:
+            check_kind("queries", self.queries, Hats, "They default to `hats`.")
+
     def affinity(self, mu: Measure, nu: Measure, x: Tensor, y: Tensor) -> Tensor:
         """The logarithm of $k$, from the masses that the rule gives to pairs of cells."""
         cells = self.hats.integrals(self._coupled(mu, nu), nu)
@@ -178,6 +185,7 @@ class SinkhornApproximation(Approximation):
 
     def bound(self, mu: Measure, nu: Measure) -> Gap:
         r"""The bound with the sums over cells; Sinkhorn's own tolerance is not included."""
+        check_pair(mu, nu)
         tiny = torch.finfo(mu.log_weights.dtype).tiny
         light = lambda mass: mass * (self.tau / mass.clamp_min(tiny)).clamp_min(1).log()
         a, b = self._query_hats.masses(mu), self.hats.masses(nu)
@@ -206,7 +214,7 @@ class SinkhornApproximation(Approximation):
 
     def _coupled(self, mu: Measure, nu: Measure) -> Tensor:
         """The masses of pairs that the rule gives, checked to have the right marginals."""
-        fix = "A matrix becomes one: `pf.Coupling.from_matrix(matrix)`."
+        fix = "Make one of a matrix with `pf.Coupling.from_matrix(matrix)`."
         pi = cast(Coupling, self.rule(mu, nu))
         check_kind("rule(mu, nu)", pi, Coupling, fix)
         for mass, m in zip(pi.marginals(), (mu, nu), strict=True):
@@ -240,6 +248,12 @@ def relation_distance(first: Relation, second: Relation, mu: Measure, nu: Measur
     kind = Coupling if isinstance(first, Coupling) else Conditional
     for name, relation in (("first", first), ("second", second)):
         check_kind(name, relation, kind, "Compare conditionals, or couplings.")
+        check_pair(mu, nu)
+        if tuple(relation.shape[-2:]) != (mu.n, nu.n):
+            raise ValueError(
+                f"`{name}` must relate the atoms of `mu` and `nu`, {mu.n} and {nu.n}, got "
+                f"{relation}."
+            )
     p, q = (r.matrix().to(mu.log_weights.dtype) for r in (first, second))
     if kind is Conditional:
         atoms = nu.atoms[..., None, :, :].expand(*p.shape, nu.dim)

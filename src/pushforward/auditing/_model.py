@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._tools.checks import check_callable, check_kind
+from .._tools.checks import check_callable, check_flags, check_kind
 
 Padded = Callable[..., Tensor]
 """A model on tokens some of which are padding: `padded(tokens, real)` with shapes `(n, d)` and
@@ -46,8 +46,8 @@ class Model:
         check_callable("model", self.model, "a module, a function or an in-context map")
         if self.name is not None:
             check_kind("name", self.name, str, "It is the name of the model in the report.")
-        if self.batched not in (None, True, False):
-            raise TypeError(f"`batched` must be True, False or None, got {self.batched!r}.")
+        if self.batched is not None:
+            check_flags(batched=self.batched)
         if self.padded is not None:
             check_callable("padded", self.padded, "a function, `padded(tokens, real)`")
 

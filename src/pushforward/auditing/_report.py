@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from .._tools.checks import check_kind, check_path
 from .._tools.output import atomic_file
 from ..pictures import page
 from ._section import Section, json_data
@@ -82,6 +83,7 @@ class Audit:
 
     def __getitem__(self, name: str) -> Section:
         """The section of this name."""
+        check_kind("name", name, str, 'For example `"symmetries"`.')
         for section in self.sections:
             if section.name == name:
                 return section
@@ -116,10 +118,11 @@ class Audit:
         Args:
             file: the file to write; its suffix decides what is written.
         """
+        check_path("file", file)
         file = Path(file)
         write = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
         if file.suffix not in write:
-            raise ValueError(f"An audit is saved as .html, .json or .txt, got {file.name!r}.")
+            raise ValueError(f"`file` must end in .html, .json or .txt, got {file.name!r}.")
         if not file.parent.is_dir():
             raise FileNotFoundError(f"There is no folder {str(file.parent)!r} to write into.")
         with atomic_file(file) as draft:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._tools.checks import check_floating, check_seed, check_sizes
+from .._tools.checks import check_floating, check_progress, check_seed, check_sizes
 from .._tools.output import bar, ticker
+from .._tools.warn import each_warning_once
 from ..representation import BlackBoxError, NotRecovered, Population
 from ._calling import buffers_restored, called
 from ._case import Case
@@ -92,6 +93,7 @@ def audit(
             f"`tokens` must be at least {LEAST_TOKENS} to fit a rate of convergence, got {tokens}."
         )
     check_seed(seed)
+    check_progress(progress)
     names, seed = _section_names(sections), int(seed)
     required = _required_names(require)
     model = model if isinstance(model, Model) else Model(model)
@@ -104,6 +106,7 @@ def audit(
         torch.random.fork_rng(gpus),
         buffers_restored(model.model),
         bar("audit", TICKS * len(names), progress) as show,
+        each_warning_once("the audit"),
     ):
         torch.manual_seed(seed)
         try:
@@ -145,9 +148,17 @@ def _run_section(name: str, case: Case) -> Section:
     return Section(name, status, f"could not be tested: {reason}", seed=seed)
 
 
+def _names(argument: str, given: Sequence[str]) -> list[str]:
+    """Some names, or one."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"`{argument}` must be a list of names, got {given!r}.")
+    return list(names)
+
+
 def _section_names(sections: Sequence[str]) -> list[str]:
     """The chosen sections, in the order of the report."""
-    chosen = [sections] if isinstance(sections, str) else list(sections or ())
+    chosen = _names("sections", sections)
     unknown = [name for name in chosen if name not in SECTIONS]
     if unknown or not chosen:
         raise ValueError(f"`sections` must be some of {', '.join(SECTIONS)}, got {chosen}.")
@@ -156,7 +167,7 @@ def _section_names(sections: Sequence[str]) -> list[str]:
 
 def _required_names(require: Sequence[str]) -> tuple[str, ...]:
     """The required sections and checks."""
-    chosen = (require,) if isinstance(require, str) else tuple(require or ())
+    chosen = tuple(_names("require", require))
     known = (*SECTIONS, *CHECKS)
     unknown = [name for name in chosen if name not in known]
     if unknown:

@@ -9,11 +9,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_mass, check_same, check_shape, check_sizes
+from .._tools.checks import (
+    check_floating,
+    check_generator,
+    check_mass,
+    check_optional_sizes,
+    check_same,
+    check_shape,
+    check_sizes,
+)
 from .._tools.exact import transport
 from .._tools.precision import safe_log
 from .._tools.warn import warn
-from ..measures import Measure
+from ..measures import Measure, check_measures, listed
 
 ROUNDING = 1e-12
 """Moves below this share of the size of the cloud count as none."""
@@ -54,14 +62,19 @@ def barycentre(
     clouds = _checked(measures)
     first = clouds[0]
     shares = _shares(weights, len(clouds), first)
-    check_sizes(size=size, steps=steps)
+    check_sizes(steps=steps)
+    check_optional_sizes(size=size)
+    check_generator(generator)
     if start is not None and size is None:
         (start,) = _checked([start], "start", first)
     elif size is not None and start is None:
         mixed = Measure.mixture([m.normalise() for m in clouds], shares)
         start = mixed.sample(size, generator=generator)
     else:
-        raise ValueError("Give `size`, a number of atoms, or `start`, a measure, and not both.")
+        raise ValueError(
+            "Give `size`, a number of atoms, or `start`, a measure, got "
+            f"{'neither' if size is None else 'both'}."
+        )
     x, b = _arrays(start)
     atoms = _fixed_point(x, b, [_arrays(m) for m in clouds], shares.double().cpu().numpy(), steps)
     return start.normalise().moved(torch.as_tensor(atoms).to(first.atoms))
@@ -103,11 +116,9 @@ def _checked(
     """Single measures without zero masses and times, that share space, dtype and device."""
     if isinstance(measures, Measure) and not measures.batch_shape:
         raise ValueError(f"`{name}` must be several measures, got one. Give a list or a batch.")
-    found = list(measures)
-    if not found:
-        raise ValueError("Expected at least one measure, got an empty sequence.")
+    found = listed(name, measures)
     for mu in found:
-        check_kind(name, mu, Measure, "Points become one with `pf.Measure(points)`.")
+        check_measures(**{name: mu})
         first = found[0] if like is None else like
         if mu.batch_shape:
             raise ValueError(
@@ -124,7 +135,9 @@ def _shares(weights: Tensor | None, count: int, first: Measure) -> Tensor:
     r"""The $\lambda_k$, of sum one."""
     if weights is None:
         return torch.full((count,), 1 / count).to(first.log_weights)
+    check_floating("weights", weights, "(parts,)", 1)
     check_shape("weights", weights, (count,), "One per measure.")
+    check_same("device", ("measures[0]", first.atoms), ("weights", weights))
     weights = weights.detach().to(first.log_weights)
     check_mass("weights", weights, safe_log(weights))
     return weights / weights.sum()

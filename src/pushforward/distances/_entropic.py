@@ -1,11 +1,9 @@
 """The Sinkhorn divergence."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_kind
+from .._tools.checks import check_finite, check_kind, check_number
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from .._tools.warn import warn
 from ..affinities import PointScores, SquaredDistance
@@ -51,8 +49,8 @@ def sinkhorn_divergence(
         >>> pf.sinkhorn_divergence(mu, mu.push(lambda x: x + 1), eps=0.1)
         tensor(2.)
     """
-    if not 0 < eps < math.inf:
-        raise ValueError(f"`eps` must be positive and finite, got {eps}.")
+    check_number("eps", eps)
+    check_finite("eps", eps)
     normaliser = Sinkhorn() if normaliser is None else normaliser
     settings = _settings(normaliser)
     if not normaliser.balanced:

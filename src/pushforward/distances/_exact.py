@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .._tools.checks import check_sizes, holds
+from .._tools.checks import check_generator, check_range, check_sizes, holds
 from .._tools.exact import matching, transport
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from .._tools.tiles import over_tiles, row_tiles
@@ -85,6 +85,7 @@ def sliced_wasserstein(
     """
     _check_exponent(p)
     check_sizes(projections=projections)
+    check_generator(generator)
     a, b = pair(mu, nu)
     where = mu.atoms.device if generator is None else generator.device
     theta = torch.randn(projections, a.dim, generator=generator, dtype=torch.float64, device=where)
@@ -106,8 +107,7 @@ def sliced_wasserstein(
 
 def _check_exponent(p: float) -> None:
     """Raise unless the distance is defined."""
-    if not 1 <= p < math.inf:
-        raise ValueError(f"`p` must be at least 1 and finite, got {p}.")
+    check_range("p", p, 1)
 
 
 def _extent(a: Measure, b: Measure) -> Tensor:

@@ -1,9 +1,8 @@
 """Distances that are double integrals of a kernel: energy distance and MMD."""
 
-import math
-
 from torch import Tensor
 
+from .._tools.checks import check_finite, check_number
 from .._tools.tiles import over_tiles, row_tiles
 from ..affinities import SquaredDistance
 from ..measures import Measure
@@ -48,8 +47,8 @@ def mmd(mu: Measure, nu: Measure, *, bandwidth: float = 1.0) -> Distance:
         >>> pf.mmd(mu, mu.push(lambda x: x + 9))
         tensor(1.4142)
     """
-    if not 0 < bandwidth < math.inf:
-        raise ValueError(f"`bandwidth` must be positive and finite, got {bandwidth}.")
+    check_number("bandwidth", bandwidth)
+    check_finite("bandwidth", bandwidth)
     a, b = pair(mu, nu)
     affinity = SquaredDistance(2 * bandwidth**2)
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_kind, check_same, holds
-from ..measures import Measure
+from .._tools.checks import check_broadcast, holds
+from ..measures import Measure, check_pair
 
 Distance = Float[Tensor, "*b"]
 
@@ -21,12 +21,9 @@ def pair(mu: Measure, nu: Measure, *, equal: bool = True) -> tuple[Measure, Meas
 
     `equal` says whether their masses must be equal.
     """
-    for name, m in (("mu", mu), ("nu", nu)):
-        check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
+    check_pair(mu, nu)
     if mu.dim != nu.dim:
         raise ValueError(f"Measures must share their space, got R^{mu.dim} and R^{nu.dim}.")
-    for what in ("dtype", "device"):
-        check_same(what, ("mu", mu.atoms), ("nu", nu.atoms))
     check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
     if equal and not holds(same_mass(mu, nu).all()):
         raise ValueError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._tools.checks import check_kind
 from ..maps import InContextMap, for_each_context, queries_for_each
 from ..measures import Measure
 from ..sinkhorn import PotentialHistory
@@ -88,6 +89,7 @@ class Characteristics(Dynamics):
             slopes.append(velocity(queries.atoms, queries.times))
         slopes += [velocity(x, self.times) for x in others]
         for slope, points in zip(slopes, state, strict=True):
+            check_kind(type(field).__name__, slope, Tensor, "It is a velocity.", returned=True)
             if slope.shape[-2:] != points.shape[-2:]:
                 raise ValueError(
                     "A field is a velocity, of the shape of its points: expected "

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from inspect import Parameter, signature
 from itertools import pairwise
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_kind, check_number, check_sizes
+from .._tools.checks import (
+    check_finite,
+    check_floating,
+    check_kind,
+    check_path,
+    check_progress,
+    check_same,
+    check_sizes,
+    check_values_finite,
+)
 from .._tools.output import bar
 from .._tools.precision import exp_or_inf
 from .._tools.warn import warn
@@ -23,6 +32,7 @@ from ..maps import (
     Lipschitz,
     Residual,
     Transformer,
+    checked_bound,
     lipschitz_bound,
     relations_inside,
 )
@@ -129,6 +139,9 @@ class Flow(Container):
             >>> G.path(pf.Measure(torch.ones(1, 1)), save=2).map(lambda mu: mu.atoms).flatten()
             tensor([1.0000, 0.6065, 0.3679])
         """
+        check_progress(progress)
+        if folder is not None:
+            check_path("folder", folder)
         self._check(mu)
         dynamics, state = self._start(mu, queries)
         grid = self.solver.grid(self.t0, self.t1, _saved(save))
@@ -150,6 +163,9 @@ class Flow(Container):
         if not isinstance(queries, Measure):
             if queries is not None:
                 check_floating("queries", queries, "(..., m, d)", 2)
+                for what in ("dtype", "device"):
+                    check_same(what, ("mu", mu.atoms), ("queries", queries))
+                check_values_finite(queries=queries)
                 self._check(mu, queries)
             dynamics = Characteristics(self.field, mu)
             return dynamics, dynamics.start(queries)
@@ -258,14 +274,14 @@ def _saved(save: int | Sequence[float] | Tensor | None) -> int | list[float]:
     """How many measures to save, or at which times."""
     if save is None:
         return 1
-    if isinstance(save, Integral):
+    if isinstance(save, Integral) and not isinstance(save, bool):
         check_sizes(save=save)  # type: ignore[arg-type]
         return int(save)
-    times = save.tolist() if isinstance(save, Tensor) else save
-    if isinstance(times, str) or not isinstance(times, Iterable):
+    times = save.tolist() if isinstance(save, Tensor) and save.ndim == 1 else save
+    if not isinstance(times, Sequence) or not all(isinstance(t, Real) for t in times):
         raise TypeError(f"`save` must be a whole number or a list of times, got {save!r}.")
     values = [float(t) for t in times]
-    if not all(map(math.isfinite, values)):
+    if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"`save` must name finite times, got {values}.")
     return values
 
@@ -274,7 +290,7 @@ def _short_flow(field: InContextMap, h: float, radius: float) -> Lipschitz:
     """The bound of a flow of length `h`, on a ball that it cannot leave."""
     reach = radius
     for _ in range(GROWTHS):
-        velocity = lipschitz_bound(field, reach)
+        velocity = checked_bound(field, reach)
         if radius + h * velocity.reach <= reach:
             break
         reach = 1.1 * (radius + h * velocity.reach) - 0.1 * radius
@@ -287,7 +303,7 @@ def _short_flow(field: InContextMap, h: float, radius: float) -> Lipschitz:
 def _check_choices(field: InContextMap, solver: Solver, gradients: Gradients) -> None:
     """Raise unless the field, the solver and the gradients go together."""
     check_kind("field", field, InContextMap, _how_to_make(field))
-    check_kind("solver", solver, Solver, "Use `pf.RK4(steps=100)`, say.")
+    check_kind("solver", solver, Solver, "For example `pf.RK4(steps=100)`.")
     fix = "Use `pf.flows.Backprop()` or `pf.flows.Adjoint()`."
     check_kind("gradients", gradients, Gradients, fix)
     name = type(solver).__name__
@@ -309,19 +325,17 @@ def _how_to_make(field: object) -> str:
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in given if p.default is p.empty and p.kind in positional]
     if isinstance(field, type) or len(needed) < 2:
-        return "A function of points becomes one with `pf.Pointwise(function)`."
+        return "Make one of a function of points with `pf.Pointwise(function)`."
     return (
-        "A function of a measure and points becomes one as the method `evaluate(self, mu, x)` of "
-        "a subclass of `pf.InContextMap`, a function of two points with `pf.fields.Pairwise`."
+        "Make one of a function of a measure and points as the method `evaluate(self, mu, x)` of "
+        "a subclass of `pf.InContextMap`, of a function of two points with `pf.fields.Pairwise`."
     )
 
 
 def _check_times(t0: float, t1: float) -> None:
     """Raise unless a flow has a beginning and another end."""
     for name, t in (("t0", t0), ("t1", t1)):
-        check_number(name, t, least=-float("inf"))
-        if not abs(t) < float("inf"):
-            raise ValueError(f"`{name}` must be finite, got {t}.")
+        check_finite(name, t)
     if t0 == t1:
         raise ValueError(f"`t1` must differ from `t0`, got t0 = t1 = {t0:g}.")
 

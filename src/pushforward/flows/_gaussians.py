@@ -16,7 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_kind, check_shape
+from .._tools.checks import (
+    check_finite,
+    check_floating,
+    check_kind,
+    check_same,
+    check_shape,
+    check_values_finite,
+)
 from .._tools.types import Images, Queries
 from ..affinities import Dot
 from ..maps import Container, InContextMap
@@ -54,6 +61,10 @@ class GaussianPath:
 
     def __call__(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "s m d"]:
         """The positions at every time of points that start at `x`."""
+        check_floating("x", x, "(m, d)", 2)
+        check_same("dtype", ("means", self.means), ("x", x))
+        check_shape("x", x, (len(x), self.means.shape[-1]), "Points of the space of the flow.")
+        check_values_finite(x=x)
         return x @ self.matrices.mT + self.offsets[:, None, :]
 
 
@@ -101,8 +112,13 @@ def gaussian(
     """
     check_floating("mean", mean, "(d,)", 1)
     d = mean.shape[-1]
+    check_shape("mean", mean, (d,), "One mean, without further axes.")
     check_shape("cov", cov, (d, d), "One row and column per coordinate of `mean`.")
-    check_kind("field", field, InContextMap, "Use `pf.fields.SelfAttention`, say.")
+    for what in ("dtype", "device"):
+        check_same(what, ("mean", mean), ("cov", cov))
+    check_values_finite(mean=mean, cov=cov)
+    check_finite("t0", t0)
+    check_kind("field", field, InContextMap, "For example `pf.fields.SelfAttention(Q, K, V)`.")
     _on_gaussian(at_time(field, float(t0)), mean, cov)  # raises if it is not affine
     _check_gaussian(field, mean, cov)
     limit = _MeanField(field, mean, cov)

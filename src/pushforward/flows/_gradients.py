@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .._tools.checks import check_sizes
+from .._tools.checks import check_optional_sizes
 from .._tools.once import refuse_second_derivative
 from ._dynamics import Dynamics, State
 from ._solvers import Grid, Solver
@@ -79,7 +79,7 @@ class Backprop(Gradients):
     checkpoint: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(checkpoint=self.checkpoint)
+        check_optional_sizes(checkpoint=self.checkpoint)
 
     def through(self, piece: Piece, state: State) -> State:
         if self.checkpoint is None or not torch.is_grad_enabled():

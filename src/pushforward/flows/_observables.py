@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_number
+from .._tools.checks import check_floating, check_kind, check_number, check_values_finite
 from .._tools.linkage import single_linkage
 from ..maps import InContextMap
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from ..relations import Conditional, Coupling, Relation
 from .fields import Euclidean, Manifold, Torus, by_rows
 
@@ -26,6 +26,7 @@ def radius(mu: Measure) -> Number:
         >>> pf.flows.radius(pf.Measure(torch.tensor([[3.0, 4.0], [0.0, 1.0]])))
         tensor(5.)
     """
+    check_measures(mu=mu)
     # Atoms without mass are copies of atoms with mass, so they do not matter here.
     return mu.atoms.norm(dim=-1).amax(-1)
 
@@ -37,6 +38,8 @@ def diameter(points: Float[Tensor, "*b n d"]) -> Number:
         >>> pf.flows.diameter(torch.tensor([[0.0], [1.0], [5.0]]))
         tensor(5.)
     """
+    check_floating("points", points, "(..., n, d)", 2)
+    check_values_finite(points=points)
     exact = "donot_use_mm_for_euclid_dist"
     farthest = lambda rows: torch.cdist(rows, points, compute_mode=exact).amax(-1, keepdim=True)
     return by_rows(farthest, points, points.shape[-2])[..., 0].amax(-1)
@@ -56,6 +59,8 @@ def order(mu: Measure, manifold: Manifold = Euclidean()) -> Number:  # noqa: B00
         >>> pf.flows.order(pf.Measure(torch.tensor([[0.0], [0.0]])), pf.Torus())
         tensor(1.)
     """
+    check_measures(mu=mu)
+    check_kind("manifold", manifold, Manifold, "For example `pf.Torus()`.")
     mu = mu.normalise()
     if not isinstance(manifold, Torus):
         size = mu.atoms.norm(dim=-1, keepdim=True)
@@ -71,6 +76,7 @@ def attention_entropy(field: InContextMap, mu: Measure) -> Float[Tensor, "*b lay
         field: a map with attention inside, whose relations are conditionals or couplings.
         mu: the context.
     """
+    check_measures(mu=mu)
     weights = mu.log_weights.softmax(-1)[..., None, :]
     rows = [_conditional(relation).entropy() for relation in _relations(field, mu)]
     return torch.stack([(weights * r).sum(-1).mean(-1) for r in rows], -1)
@@ -83,6 +89,7 @@ def leaders(field: InContextMap, mu: Measure) -> Int[Tensor, " leaders"]:
         field: a map with attention inside.
         mu: the context, one measure.
     """
+    check_measures(mu=mu)
     if mu.batch_shape:
         raise ValueError("Leaders are of one measure, got a batch: take `mu[k]`.")
     return _relations(field, mu)[0].assignment()[0].unique()
@@ -102,7 +109,7 @@ def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
         >>> pf.flows.clusters(mu, tol=0.15)
         tensor([0, 1, 0, 0])
     """
-    check_kind("mu", mu, Measure, "Points become one with `pf.Measure(points)`.")
+    check_measures(mu=mu)
     check_number("tol", tol)
     if mu.batch_shape:
         raise ValueError("Clusters are of one measure, got a batch: take `mu[k]`.")
@@ -119,9 +126,10 @@ def clusters(mu: Measure, tol: float) -> Int[Tensor, " n"]:
 
 def _relations(field: InContextMap, mu: Measure) -> list[Relation]:
     """The relations of the attention inside a field; an error if there is none."""
+    check_kind("field", field, InContextMap, "For example `pf.Attention(2)`.")
     relations = field.relations(mu)
     if not relations:
-        raise TypeError(f"This needs attention, and {type(field).__name__} has none inside.")
+        raise TypeError(f"`field` must have attention inside, got {type(field).__name__}.")
     return relations
 
 
@@ -129,6 +137,8 @@ def _conditional(relation: Relation) -> Conditional:
     """The rows of a relation as probabilities."""
     if isinstance(relation, Coupling):
         return relation.conditional()
-    fix = "Entropy needs rows that are probabilities: `Softmax()` or `Sinkhorn()`, say."
+    fix = (
+        "Entropy needs rows that are probabilities, such as those of `Softmax()` and `Sinkhorn()`."
+    )
     check_kind("relation", relation, Conditional, fix)
     return cast(Conditional, relation)

@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import pictures
+from .._tools.checks import check_callable, check_kind, check_number, check_path, check_whole
 from ..distances import wasserstein
 from ..maps import InContextMap
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from . import _observables as observables
 from ._snapshots import Snapshots
 from .fields import at_time, halves, is_second_order, manifold_of
@@ -58,6 +59,9 @@ class Path:
             folder: where `pf.flow(..., folder=...)` wrote.
             field: its field, for quantities that depend on it.
         """
+        check_path("folder", folder)
+        if field is not None:
+            check_kind("field", field, InContextMap, "The field that was passed to `pf.flow`.")
         snapshots = Snapshots(folder)
         if field is not None:
             tensor = next(iter([*field.parameters(), *field.buffers()]), None)
@@ -71,6 +75,8 @@ class Path:
 
     def __getitem__(self, index: int) -> Measure:
         """The measure at a saved time: `path[-1]` at the end."""
+        if not isinstance(index, slice):
+            check_whole("index", index, least=-len(self))
         return self.measures[index]
 
     def __iter__(self) -> Iterator[Measure]:
@@ -79,7 +85,12 @@ class Path:
 
     def map(self, f: Callable[[Measure], Tensor]) -> Tensor:
         """The values of a function of every measure, as a tensor with time first."""
-        return torch.stack([f(mu) for mu in self])
+        check_callable("f", f, "a function of a Measure")
+        values = [f(mu) for mu in self]
+        for value in values:
+            if not isinstance(value, Tensor):
+                raise TypeError(f"`f` must return a Tensor, got {type(value).__name__}.")
+        return torch.stack(values)
 
     def energy(self) -> Series:
         """The interaction energy of the field, where it has one."""
@@ -122,6 +133,7 @@ class Path:
         Args:
             tol: atoms at most this far apart belong to one cluster, and so do chains of them.
         """
+        check_number("tol", tol)
         return self.map(lambda mu: observables.clusters(mu.push(self._embed), tol))
 
     def cluster_count(self, tol: float) -> Int[Tensor, " s"]:
@@ -143,6 +155,7 @@ class Path:
             reference: the measure.
             p: the exponent.
         """
+        check_measures(reference=reference)
         return self.map(lambda mu: wasserstein(mu, reference, p=p))
 
     def plot(self) -> Figure:

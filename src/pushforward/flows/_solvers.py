@@ -149,6 +149,25 @@ class RungeKutta(FixedStep, ABC):
     weights: ClassVar[tuple[float, ...]]
     """$b_i$."""
 
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Raise unless the tableau of a method is one."""
+        super().__init_subclass__(**kwargs)
+        if not all(hasattr(cls, name) for name in ("nodes", "rows", "weights")):
+            return
+        stages = len(cls.weights)
+        shape = (len(cls.nodes), tuple(map(len, cls.rows)))
+        if not stages or shape != (stages, tuple(range(stages))):
+            raise ValueError(
+                f"`{cls.__name__}.nodes` and `.weights` must have a number per stage, and `.rows` "
+                f"0, 1, 2, ... numbers, got {shape[0]} nodes, {stages} weights and rows of "
+                f"{list(shape[1])}."
+            )
+        if not abs(sum(cls.weights) - 1) <= 1e-9:
+            raise ValueError(
+                f"`{cls.__name__}.weights` must sum to one, got {sum(cls.weights):g}: a constant "
+                "velocity would be wrong."
+            )
+
     def step(self, dynamics: Dynamics, state: State, t: float, h: float) -> State:
         slopes: list[State] = []
         for stage, (node, row) in enumerate(zip(self.nodes, self.rows, strict=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING
@@ -13,11 +13,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import pictures
-from .._tools.checks import check_callable, check_kind, check_seed, check_sizes
+from .._tools.checks import (
+    check_callable,
+    check_floating,
+    check_kind,
+    check_seed,
+    check_sizes,
+    check_values_finite,
+)
 from .._tools.fits import line_slope
 from .._tools.warn import each_warning_once
 from ..maps import InContextMap
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from ._flow import Flow
 from ._solvers import RK4, Euler, FixedStep, Solver
 from .fields import manifold_of
@@ -100,9 +107,12 @@ def depth_study(
         [2.0, 2.0]
     """
     _check_different("depths", depths)
+    check_measures(mu=mu)
+    check_kind("field", field, InContextMap, "For example `pf.Attention(2)`.")
     solver = Euler(steps=1) if solver is None else solver
     check_kind("solver", solver, FixedStep, "Depth is a number of fixed steps.")
     reference = RK4(steps=8 * max(depths)) if reference is None else reference
+    check_kind("reference", reference, Solver, "For example `pf.RK4(steps=100)`.")
     with torch.no_grad(), each_warning_once(f"the flows of {len(depths)} depths"):
         end = lambda s: manifold_of(field).embed(Flow(field, t1=t1, solver=s).push(mu).atoms)
         truth = end(reference)
@@ -151,6 +161,8 @@ def token_study(
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
     if queries is None:
         queries = _draw(law, 8, generator).atoms
+    check_floating("queries", queries, "(m, d)", 2)
+    check_values_finite(queries=queries)
     G = Flow(field, t1=t1, solver=solver)
     errors = []
     flows = f"{2 * repetitions * len(sizes)} flows"
@@ -166,7 +178,7 @@ def token_study(
 
 def _check_different(name: str, sizes: Sequence[int]) -> None:
     """Raise unless there are two different sizes at least, all whole and positive."""
-    listed = isinstance(sizes, Iterable) and not isinstance(sizes, str)
+    listed = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if listed:
         check_sizes(**{f"{name}[{k}]": n for k, n in enumerate(sizes)})
     if not listed or len(set(sizes)) < 2:
@@ -188,10 +200,10 @@ def _draw(law: Law, n: int, generator: torch.Generator) -> Measure:
     except ValueError:  # a function without a signature
         pass
     mu = law(n, generator)
-    check_kind("law(n, generator)", mu, Measure, "Return `pf.Measure(points)`.")
+    check_kind("law", mu, Measure, "Return `pf.Measure(points)`.", returned=True)
     if mu.n != n:
         raise ValueError(
-            f"`law(n, generator)` must draw n atoms, got {mu.n} for n = {n}. Draw the points with "
+            f"`law` must draw n atoms, got {mu.n} for n = {n}. Draw the points with "
             "`torch.randn(n, d, generator=generator)`, say."
         )
     return mu

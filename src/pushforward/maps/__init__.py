@@ -3,29 +3,19 @@ r"""In-context maps $\Gamma(\mu,x)$: layers, attention, transformers, Lipschitz 
 from ._attention import Attention, AttentionMap, Causal
 from ._bounds import ScoreBounds, attention_bound, average_bound, score_bounds
 from ._composition import Compose, Composition
-from ._in_context import (
-    Answer,
-    At,
-    Container,
-    InContextMap,
-    advance,
-    for_each_context,
-    queries_for_each,
-    relations_inside,
-    with_children,
-    within,
-)
+from ._in_context import At, Container, InContextMap, relations_inside, with_children
 from ._layers import MLP, Dropout, Pointwise, Residual
-from ._lipschitz import Lipschitz, lipschitz_bound, norm
+from ._lipschitz import Lipschitz, checked_bound, lipschitz_bound, norm
 from ._pooling import AttentionPool, Pool
 from ._sequences import from_sequence_model
+from ._stages import Answer, advance, for_each_context, queries_for_each, within
 from ._transformer import Block, PostNorm, PreNorm, Transformer
 
 __all__ = [
     "Answer", "At", "Attention", "AttentionMap", "AttentionPool", "Block", "Causal", "Compose",
     "Composition", "Container", "Dropout", "InContextMap", "Lipschitz", "MLP", "Pointwise",
     "Pool", "PostNorm", "PreNorm", "Residual", "ScoreBounds", "Transformer", "advance",
-    "attention_bound", "average_bound", "for_each_context", "from_sequence_model",
+    "attention_bound", "average_bound", "checked_bound", "for_each_context", "from_sequence_model",
     "lipschitz_bound", "norm", "queries_for_each", "relations_inside", "score_bounds",
     "with_children", "within",
 ]  # fmt: skip

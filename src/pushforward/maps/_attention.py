@@ -8,13 +8,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .. import ops
-from .._tools.checks import check_kind, check_sizes
+from .._tools.checks import (
+    check_floating,
+    check_kind,
+    check_optional_sizes,
+    check_same,
+    check_shape,
+    check_sizes,
+    check_values_finite,
+)
 from .._tools.types import Images, Points, Queries
 from ..affinities import Dot, PointAffinity, PointScores
-from ..measures import Measure
-from ..relations import Joint, Normaliser, Relation, Softmax
+from ..measures import Measure, check_measures
+from ..relations import Joint, Normaliser, Relation, Softmax, check_start
 from ..sinkhorn import Starts
-from ._in_context import Answer, InContextMap, relations_inside
+from ._in_context import InContextMap, relations_inside
+from ._stages import Answer
 
 
 @dataclass(frozen=True)
@@ -66,22 +75,7 @@ class AttentionMap(InContextMap, ABC):
         impl: ops.Impl | None,
     ) -> None:
         super().__init__()
-        check_kind("affinity", affinity, PointAffinity, "Use `pf.Dot()`, say.")
-        check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()`, say.")
-        if mask is not None:
-            check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
-        if impl is not None:
-            ops.implementation(impl)
-        if not normaliser.any_query:
-            raise ValueError(
-                f"{normaliser} relates atoms only, and a layer answers any query. Use it in "
-                "`pf.relate`, or `Sinkhorn` with a small temperature here."
-            )
-        if mask is not None and normaliser.needs_query_measure:
-            raise ValueError(
-                f"{type(normaliser).__name__} does not go with a causal mask: with equal "
-                "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
-            )
+        check_attention(affinity, normaliser, mask, impl)
         self.affinity, self.normaliser = affinity, normaliser
         self.causal, self.impl = mask is not None, impl
         self.two_sided = normaliser.needs_query_measure
@@ -125,11 +119,18 @@ class AttentionMap(InContextMap, ABC):
             Conditional(9 queries, 9 keys, batch (4,))
         """
         queries = mu if queries is None else queries
-        for name, m in (("mu", mu), ("queries", queries)):
-            check_kind(name, m, Measure, "Tokens become one with `pf.Measure(tokens)`.")
+        check_measures(mu=mu, queries=queries)
+        for what in ("dtype", "device"):
+            check_same(what, ("mu", mu.atoms), ("queries", queries.atoms))
         self._check(mu, queries.atoms, queries.times)
-        if start is not None and not self.normaliser.takes_start:
-            raise ValueError(f"Only Sinkhorn has a `start`, got {self.normaliser}.")
+        if start is not None:
+            check_start(start, self.normaliser)
+            check_floating("start", start, "(..., heads, n)", 2)
+            shape = (*start.shape[:-2], self.heads, mu.n)
+            check_shape("start", start, shape, "One potential per head, on the keys.")
+            check_same("dtype", ("mu", mu.log_weights), ("start", start))
+            check_same("device", ("mu", mu.atoms), ("start", start))
+            check_values_finite(start=start)
         log_a = queries.log_weights[..., None, :].log_softmax(-1)
         relation = self._relating(mu.normalise(), queries, start)
         return relation(queries.atoms, queries.times, log_a)
@@ -172,6 +173,28 @@ class AttentionMap(InContextMap, ABC):
     def extra_repr(self) -> str:
         causal = ", causal" if self.causal else ""
         return f"heads={self.heads}, {self.affinity}, {self.normaliser}{causal}"
+
+
+def check_attention(
+    affinity: PointAffinity, normaliser: Normaliser, mask: Causal | None, impl: ops.Impl | None
+) -> None:
+    """Raise unless attention can be made of these choices."""
+    check_kind("affinity", affinity, PointAffinity, "For example `pf.Dot()`.")
+    check_kind("normaliser", normaliser, Normaliser, "For example `pf.Softmax()`.")
+    if mask is not None:
+        check_kind("mask", mask, Causal, "Use `pf.Causal()`, or None for no mask.")
+    if impl is not None:
+        ops.implementation(impl)
+    if not normaliser.any_query:
+        raise ValueError(
+            f"A layer is evaluated at any query, and {normaliser} is defined on atoms only. "
+            "Use it in `pf.relate`, or `Sinkhorn` with a small temperature here."
+        )
+    if mask is not None and normaliser.needs_query_measure:
+        raise ValueError(
+            f"{type(normaliser).__name__} does not go with a causal mask: with equal "
+            "marginals the only coupling is the identity. Use `Softmax()`, or no mask."
+        )
 
 
 @relations_inside.register(AttentionMap)
@@ -222,7 +245,8 @@ class Attention(AttentionMap):
         mask: Causal | None = None,
         impl: ops.Impl | None = None,
     ) -> None:
-        check_sizes(dim=dim, heads=heads, head_dim=head_dim, context_dim=context_dim)
+        check_sizes(dim=dim, heads=heads)
+        check_optional_sizes(head_dim=head_dim, context_dim=context_dim)
         affinity = Dot() if affinity is None else affinity
         normaliser = Softmax() if normaliser is None else normaliser
         super().__init__(affinity, normaliser, mask, impl)

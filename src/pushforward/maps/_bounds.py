@@ -14,13 +14,14 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
+from .._tools.checks import check_kind
 from .._tools.precision import exp_or_inf
-from ..affinities import Dot, SquaredDistance
-from ..relations import Bilinear, Exponential, Sigmoid, Softmax
+from ..affinities import Dot, PointAffinity, SquaredDistance
+from ..relations import Bilinear, Exponential, Normaliser, Sigmoid, Softmax
 from ._attention import Attention, AttentionMap
 from ._composition import Composition
 from ._layers import MLP, Dropout, Pointwise, Residual
-from ._lipschitz import ROUNDING, Lipschitz, lipschitz_bound, norm, unknown_bound
+from ._lipschitz import ROUNDING, Lipschitz, checked_bound, lipschitz_bound, norm, unknown_bound
 
 ACTIVATIONS: dict[object, float] = {
     nn.Identity: 1.0, nn.ReLU: 1.0, torch.relu: 1.0, nn.functional.relu: 1.0,
@@ -35,16 +36,16 @@ ACTIVATIONS: dict[object, float] = {
 def composition_bound(gamma: Composition, radius: float) -> Lipschitz:
     """Bound after bound, each in the ball that the images before lie in."""
     first, *others = gamma
-    bound = lipschitz_bound(first, radius)
+    bound = checked_bound(first, radius)
     for other in others:
-        bound = bound.then(lipschitz_bound(other, bound.reach))
+        bound = bound.then(checked_bound(other, bound.reach))
     return bound
 
 
 @lipschitz_bound.register(Residual)
 def residual_bound(gamma: Residual, radius: float) -> Lipschitz:
     """1 for the point itself, and `step` times the bound of the map inside."""
-    inner = lipschitz_bound(gamma.gamma, radius)
+    inner = checked_bound(gamma.gamma, radius)
     return Lipschitz(1.0, 0.0, radius, radius) + inner.scaled(gamma.step)
 
 
@@ -130,7 +131,12 @@ def attention_bound(
     total = Lipschitz(0.0, 0.0, radius, 0.0)
     for Q, K, V in zip(*matrices, strict=True):
         scores = score_bounds(gamma.affinity, Q, K, radius)
-        total = total + average_bound(gamma.normaliser, scores, radius).scaled(norm(V))
+        name = f"score_bounds of {type(gamma.affinity).__name__}"
+        check_kind(name, scores, ScoreBounds, "Return `pf.maps.ScoreBounds(...)`.", returned=True)
+        bound = average_bound(gamma.normaliser, scores, radius)
+        name = f"average_bound of {type(gamma.normaliser).__name__}"
+        check_kind(name, bound, Lipschitz, "Return `pf.maps.Lipschitz(...)`.", returned=True)
+        total = total + bound.scaled(norm(V))
     return total
 
 
@@ -161,6 +167,7 @@ def score_bounds(affinity: object, Q: Tensor, K: Tensor, radius: float) -> Score
         K: `(k, d)`.
         radius: of the ball.
     """
+    check_kind("affinity", affinity, PointAffinity, "For example `pf.Dot()`.")
     raise unknown_bound(affinity, "score_bounds")
 
 
@@ -189,6 +196,7 @@ def average_bound(normaliser: object, scores: ScoreBounds, radius: float) -> Lip
         scores: bounds of the scores.
         radius: of the ball.
     """
+    check_kind("normaliser", normaliser, Normaliser, "For example `pf.Softmax()`.")
     raise unknown_bound(normaliser, "average_bound")
 
 

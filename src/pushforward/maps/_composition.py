@@ -11,7 +11,8 @@ from torch import nn
 from .._tools.checks import check_kind
 from ..measures import Measure
 from ..sinkhorn import Starts
-from ._in_context import Answer, Container, InContextMap, stages, walk
+from ._in_context import Container, InContextMap
+from ._stages import Answer, stages, walk
 
 
 class Composition(Container, ABC):

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import copy
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import singledispatch, wraps
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, singledispatch, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from .._tools.checks import (
+    check_call,
     check_context,
     check_kind,
     check_number,
     check_parameters,
+    check_same,
     check_shape,
     holds,
 )
 from .._tools.types import Images, Queries, Times
-from ..measures import Measure, Transport
+from ..measures import Measure, Transport, check_measures
 from ..relations import Relation
 from ..sinkhorn import Starts
-from ._lipschitz import Lipschitz, lipschitz_bound
+from ._lipschitz import Lipschitz, checked_bound
+from ._stages import Answer, advance, for_each_context, layers, stages, walk
 
 if TYPE_CHECKING:
     from ._composition import Compose
 
-Answer = Callable[[Tensor, Tensor | None], Tensor]
-r"""The map $\Gamma(\mu,\cdot)$ of points and their times, with the context's work done."""
-
-_TOKENS = "Tokens become one with `pf.Measure(tokens)`."
 
 F = TypeVar("F", bound=Callable)
 M = TypeVar("M", bound=nn.Module)
-
-
-def within(starts: Starts | None, name: str) -> Starts | None:
-    """What `condition` hands on as `starts` to the part of that name."""
-    return None if starts is None else starts.within(name)
 
 
 def _either(method: F) -> F:
@@ -101,6 +94,10 @@ class InContextMap(nn.Module, ABC):
         """Derive `condition` from `evaluate` or `evaluate` from `condition`."""
         super().__init_subclass__(**kwargs)
         own = [name for name in ("evaluate", "condition") if name in cls.__dict__]
+        for name in own:
+            arguments = "mu, x" if name == "evaluate" else "mu, queries, starts"
+            method = partial(getattr(cls, name), None)
+            check_call(f"{cls.__name__}.{name}", method, arguments)
         if own == ["evaluate"]:
             if cls.__dict__.get("causal"):
                 raise TypeError(
@@ -166,11 +163,11 @@ class InContextMap(nn.Module, ABC):
                 "Pass the queries as a measure: `gamma(mu, pf.Measure(x))`."
             )
         # Layer by layer: the keys and values of only one layer are in memory at a time.
-        return for_each_context(mu, walk(stages(_layers(self), mu, queries), x, t), 2)
+        return for_each_context(mu, walk(stages(layers(self), mu, queries), x, t), 2)
 
     def at(self, mu: Measure) -> At:
         r"""The map $\Gamma(\mu,\cdot)$, a function of points that can push measures."""
-        check_kind("mu", mu, Measure, _TOKENS)
+        check_measures(mu=mu)
         return At(self, mu)
 
     def push(self, mu: Measure) -> Measure:
@@ -208,23 +205,25 @@ class InContextMap(nn.Module, ABC):
             True
         """
         check_number("radius", radius)
-        return lipschitz_bound(self, float(radius))
+        return checked_bound(self, float(radius))
 
     def __matmul__(self, first: InContextMap) -> Compose:
         r"""Composition: `(gamma2 @ gamma1)` applies `gamma1` first."""
         from ._composition import Compose
 
+        check_kind("first", first, InContextMap, "`gamma2 @ gamma1` applies `gamma1` first.")
         return Compose(first, self)
 
     def _check(self, mu: Measure, x: Tensor | None = None, t: Tensor | None = None) -> None:
         """Raise unless queries, the atoms by default, fit; reads values only of given times."""
-        check_kind("mu", mu, Measure, _TOKENS)
+        check_measures(mu=mu)
         x = mu.atoms if x is None else x
         check_context(mu, x, (self.dim, self.context_dim))
         check_parameters(self, mu.atoms)
         if t is None or t is mu.times:
             return
         check_shape("t", t, x.shape[:-1], "One time per query.")
+        check_same("device", ("x", x), ("t", t))
         if mu.times is None:
             raise ValueError(
                 "Queries have times but the context has none. Build it with "
@@ -268,6 +267,8 @@ class At(Transport):
 
     def __call__(self, x: Queries | Measure, t: Times | None = None) -> Images:
         """As `gamma(mu, x, t)`."""
+        if x is None:
+            raise TypeError("`x` must be points or a Measure, got None.")
         return self.gamma(self.mu, x, t)
 
     def transport(self, mu: Measure) -> Measure:
@@ -295,8 +296,12 @@ class Container(InContextMap, ABC):
 
     def with_parts(self, parts: Sequence[InContextMap]) -> InContextMap:
         """A copy with other parts between the same spaces; all else is shared."""
-        if len(parts) != len(self.parts()):
-            raise ValueError(f"Expected {len(self.parts())} parts, got {len(parts)}.")
+        count = len(self.parts())
+        if not isinstance(parts, Sequence) or len(parts) != count:
+            got = len(parts) if isinstance(parts, Sequence) else type(parts).__name__
+            raise ValueError(f"`parts` must be a list of {count} maps, got {got}.")
+        for part in parts:
+            check_kind("parts", part, InContextMap, "They replace those of `parts()`.")
         others = iter(parts)
 
         def change(module: nn.Module) -> nn.Module:
@@ -357,67 +362,3 @@ def _(gamma: Container, mu: Measure) -> list[Relation]:
         if gamma.sequential:
             mu = advance(part, mu)
     return found
-
-
-def advance(gamma: InContextMap, mu: Measure) -> Measure:
-    """The push-forward, unchecked: each layer evaluated once."""
-    for layer in _layers(gamma):
-        mu = mu.moved(layer.condition(mu)(mu.atoms, mu.times))
-    return mu
-
-
-def stages(
-    maps: Sequence[InContextMap],
-    mu: Measure,
-    queries: Measure | None = None,
-    starts: Starts | None = None,
-) -> Iterator[Answer]:
-    """Each map as a function of points, its context being what the maps before made of `mu`.
-
-    Atoms are moved by themselves, so that queries do not change a bit of them. Queries that move
-    are other ones for every context of a batch.
-    """
-    *inner, last = maps
-    if not any(gamma.two_sided for gamma in maps):
-        queries = None
-    if inner and queries is not None:
-        queries = queries_for_each(mu, queries)
-    for k, gamma in enumerate(inner):
-        own = asked = gamma.condition(mu, None, within(starts, f"{k}"))
-        if queries is not None and gamma.two_sided:
-            asked = gamma.condition(mu, queries, within(starts, f"{k}.queries"))
-        yield asked
-        mu = mu.moved(own(mu.atoms, mu.times))
-        if queries is not None:
-            queries = queries.moved(asked(queries.atoms, queries.times))
-    yield last.condition(mu, queries, within(starts, f"{len(inner)}"))
-
-
-def walk(stages: Iterable[Answer], x: Tensor, t: Tensor | None) -> Tensor:
-    """Points moved by one map after another."""
-    for stage in stages:
-        x = stage(x, t)
-    return x
-
-
-def _layers(gamma: InContextMap) -> list[InContextMap]:
-    """The maps that a map applies one after another: itself, if it is no composition."""
-    if not (isinstance(gamma, Container) and gamma.sequential):
-        return [gamma]
-    return [layer for part in gamma.parts() for layer in _layers(part)]
-
-
-def queries_for_each(mu: Measure, queries: Measure) -> Measure:
-    """A copy of the queries, with weights and times, for every context of a batch."""
-    atoms = for_each_context(mu, queries.atoms, 2)
-    logs = for_each_context(mu, queries.log_weights, 1)
-    times = None if queries.times is None else for_each_context(mu, queries.times, 1)
-    return Measure.unchecked(atoms, logs, times)
-
-
-def for_each_context(mu: Measure, x: Tensor, axes: int) -> Tensor:
-    """A copy for every context of a batch; `axes` counts the axes of `x` that are no batch."""
-    batch = x.shape[:-axes]
-    if not mu.batch_shape or batch == mu.batch_shape:
-        return x
-    return x.expand(*torch.broadcast_shapes(mu.batch_shape, batch), *x.shape[-axes:])

@@ -9,11 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from .._tools.checks import check_kind, check_sizes
+from .._tools.checks import (
+    check_callable,
+    check_finite,
+    check_flags,
+    check_kind,
+    check_optional_sizes,
+    check_sizes,
+)
 from .._tools.types import Images, Queries
 from ..measures import Measure
 from ..sinkhorn import Starts
-from ._in_context import Answer, Container, InContextMap, within
+from ._in_context import Container, InContextMap
+from ._stages import Answer, within
 
 
 class Pointwise(InContextMap):
@@ -33,6 +41,8 @@ class Pointwise(InContextMap):
         self, f: Callable[[Tensor], Tensor], *, dim: int | None = None, out_dim: int | None = None
     ) -> None:
         super().__init__()
+        check_callable("f", f, "a module or a function of points")
+        check_optional_sizes(dim=dim, out_dim=out_dim)
         self.f = f
         self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
 
@@ -65,7 +75,11 @@ class MLP(InContextMap):
         activation: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(dim=dim, hidden=hidden, out_dim=out_dim)
+        check_sizes(dim=dim, hidden=hidden)
+        check_optional_sizes(out_dim=out_dim)
+        check_flags(skip=skip)
+        if activation is not None:
+            check_callable("activation", activation, "a module or a function of numbers")
         out_dim = dim if out_dim is None else out_dim
         self.dim, self.context_dim, self.out_dim = dim, dim, out_dim
         if skip and out_dim != dim:
@@ -141,8 +155,9 @@ class Residual(Container):
 
     def __init__(self, gamma: InContextMap, *, step: float = 1.0) -> None:
         super().__init__()
-        fix = "A module becomes one with `pf.Pointwise(module)`."
+        fix = "Make one of a module with `pf.Pointwise(module)`."
         check_kind("gamma", gamma, InContextMap, fix)
+        check_finite("step", step)
         if None not in (gamma.dim, gamma.out_dim) and gamma.dim != gamma.out_dim:
             raise ValueError(
                 f"A residual step stays in its space, got a map from R^{gamma.dim} to "

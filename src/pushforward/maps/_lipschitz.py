@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import singledispatch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .._tools.checks import check_finite, check_kind
 
 ROUNDING = 1 + 1e-12
 """Factor that makes a norm computed in float64 an upper bound in spite of rounding."""
@@ -40,6 +42,12 @@ class Lipschitz:
     radius: float
     reach: float
 
+    def __post_init__(self) -> None:
+        for name in ("x", "mu", "radius", "reach"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+                raise ValueError(f"`{name}` must be a number, not negative, got {value!r}.")
+
     @property
     def measure(self) -> float:
         r"""The constant of $\mu\mapsto\Gamma(\mu,\cdot)_\sharp\mu$ in $W_1$: $L=L_x+L_\mu$.
@@ -51,11 +59,13 @@ class Lipschitz:
 
     def then(self, after: Lipschitz) -> Lipschitz:
         """The bound of the composition with a map that is applied after this one."""
+        check_kind("after", after, Lipschitz, "Such as `gamma.lipschitz(radius)`.")
         mu = _product(after.x, self.mu) + _product(after.mu, self.measure)
         return Lipschitz(_product(after.x, self.x), mu, self.radius, after.reach)
 
     def scaled(self, factor: float) -> Lipschitz:
         """The bound of a multiple of the map."""
+        check_finite("factor", factor)
         x, mu, reach = (_product(abs(factor), v) for v in (self.x, self.mu, self.reach))
         return Lipschitz(x, mu, self.radius, reach)
 
@@ -88,7 +98,17 @@ def lipschitz_bound(gamma: object, radius: float) -> Lipschitz:
         >>> (Halve() @ Halve()).lipschitz(1.0).x
         0.25
     """
+    if not isinstance(gamma, nn.Module):
+        raise TypeError(f"`gamma` must be an InContextMap, got {type(gamma).__name__}.")
     raise unknown_bound(gamma, "lipschitz_bound")
+
+
+def checked_bound(gamma: object, radius: float) -> Lipschitz:
+    """`lipschitz_bound`, with an error that names the map if it returns something else."""
+    bound = lipschitz_bound(gamma, radius)
+    fix = "Return `pf.maps.Lipschitz(x=..., mu=..., radius=..., reach=...)`."
+    check_kind(f"lipschitz_bound of {type(gamma).__name__}", bound, Lipschitz, fix, returned=True)
+    return bound
 
 
 def unknown_bound(thing: object, function: str) -> NotImplementedError:

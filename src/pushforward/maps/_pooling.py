@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .._tools.checks import check_callable, check_kind, check_parameters, check_sizes
-from ..measures import Measure
+from .._tools.checks import check_callable, check_flags, check_kind, check_parameters, check_sizes
+from ..measures import Measure, check_measures
 from ._in_context import InContextMap
 
 Features = Callable[[Tensor], Tensor] | InContextMap
@@ -52,6 +52,7 @@ class Pool(nn.Module):
     ) -> None:
         super().__init__()
         _check_features(features)
+        check_flags(normalise=normalise, mass=mass)
         self.features, self.normalise, self.mass = features, normalise, mass
 
     def forward(self, mu: Measure) -> Pooled:
@@ -98,7 +99,7 @@ class AttentionPool(nn.Module):
         self, gamma: InContextMap, *, queries: int = 1, features: Features | None = None
     ) -> None:
         super().__init__()
-        check_kind("gamma", gamma, InContextMap, "Use `pf.Attention(dim, heads=...)`, say.")
+        check_kind("gamma", gamma, InContextMap, "For example `pf.Attention(dim, heads=4)`.")
         check_sizes(queries=queries)
         _check_features(features)
         if gamma.dim is None:
@@ -135,7 +136,7 @@ def _check_features(features: Features | None) -> None:
 
 def _image(features: Features | None, mu: Measure) -> Measure:
     """The measure pushed by a feature map."""
-    check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
+    check_measures(mu=mu)
     if isinstance(features, InContextMap):
         return features.push(mu)
     if isinstance(features, nn.Module):

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_tensor, holds
-from ..measures import Measure, MeasureMap
+from .._tools.checks import check_callable, check_tensor, holds
+from ..measures import Measure, MeasureMap, check_measures
 
 
 def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
@@ -22,9 +22,10 @@ def from_sequence_model(model: Callable[[Tensor], Tensor]) -> MeasureMap:
         >>> f(pf.Measure(torch.tensor([[1.0], [3.0]]))).atoms.flatten()
         tensor([-1.,  1.])
     """
+    check_callable("model", model, "a module or a function of tokens")
 
     def f(mu: Measure) -> Measure:
-        check_kind("mu", mu, Measure, "Tokens become one with `pf.Measure(tokens)`.")
+        check_measures(mu=mu)
         if mu.batch_shape:
             return Measure.stack([f(m) for m in mu])
         mu = mu.strip()

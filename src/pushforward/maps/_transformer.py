@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from torch import nn
 
 from .. import ops
-from .._tools.checks import check_kind, check_sizes
-from ..affinities import PointAffinity
-from ..relations import Normaliser
-from ._attention import Attention, Causal
+from .._tools.checks import (
+    check_finite,
+    check_kind,
+    check_number,
+    check_optional_sizes,
+    check_sizes,
+)
+from ..affinities import Dot, PointAffinity
+from ..relations import Normaliser, Softmax
+from ._attention import Attention, Causal, check_attention
 from ._composition import Compose, Composition
 from ._in_context import InContextMap
 from ._layers import MLP, Dropout, Pointwise, Residual, check_dropout
@@ -35,6 +41,9 @@ class PreNorm(Norm):
 
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        check_number("eps", self.eps)
+
     def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
         return Residual(Compose(_normal(dim, self.eps), gamma), step=step)
 
@@ -48,6 +57,9 @@ class PostNorm(Norm):
     """
 
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_number("eps", self.eps)
 
     def wrap(self, gamma: InContextMap, dim: int, step: float) -> InContextMap:
         return Compose(Residual(gamma, step=step), _normal(dim, self.eps))
@@ -96,6 +108,10 @@ class Block:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_optional_sizes(head_dim=self.head_dim)
+        affinity = Dot() if self.affinity is None else self.affinity
+        normaliser = Softmax() if self.normaliser is None else self.normaliser
+        check_attention(affinity, normaliser, self.mask, self.impl)
         check_dropout("dropout", self.dropout)
         if self.norm is not None:
             check_kind("norm", self.norm, Norm, "Use `pf.PreNorm()` or `pf.PostNorm()`.")
@@ -161,9 +177,11 @@ class Transformer(Composition):
         step: float = 1.0,
         block: Block | None = None,
     ) -> None:
-        check_sizes(dim=dim, depth=depth, width=width, out_dim=out_dim)
+        check_sizes(dim=dim, depth=depth, heads=heads)
+        check_optional_sizes(hidden=hidden, width=width, out_dim=out_dim)
         block = Block() if block is None else block
-        check_kind("block", block, Block, "Use `pf.Block(norm=pf.PreNorm())`, say.")
+        check_finite("step", step)
+        check_kind("block", block, Block, "For example `pf.Block(norm=pf.PreNorm())`.")
         inner = dim if width is None else width
         hidden = 4 * inner if hidden is None else hidden
         layers: list[InContextMap] = []
@@ -198,6 +216,7 @@ class Transformer(Composition):
             >>> model.push(pf.Measure(torch.randn(7, 2))).dim
             1
         """
+        check_sizes(dim=dim, out_dim=out_dim)
         return cls(
             dim,
             depth=depth,

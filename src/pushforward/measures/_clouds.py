@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_mass, check_same, check_shape, holds
+from .._tools.checks import (
+    check_finite,
+    check_floating,
+    check_mass,
+    check_number,
+    check_same,
+    check_shape,
+    check_values_finite,
+    check_whole,
+    holds,
+)
 from .._tools.linkage import label_points
 from .._tools.precision import full_precision, safe_log, wide, widen
 from .._tools.types import Points, Times, Weights
@@ -70,17 +81,20 @@ def merge(cloud: Cloud, tol: float) -> Cloud:
 
 def split(cloud: Cloud, parts: int | Sequence[float], atom: int | None) -> Cloud:
     """The same measures with all atoms, or one, replaced by several at the same point."""
+    whole = isinstance(parts, int) and not isinstance(parts, bool)
     if isinstance(parts, int):
-        shares = [1 / parts] * parts if parts > 0 else []
+        shares = [1 / parts] * parts if whole and parts > 0 else []
     else:
-        shares = [float(p) for p in parts]
+        listed = isinstance(parts, Sequence) and all(isinstance(p, Real) for p in parts)
+        shares = [float(p) for p in parts] if listed else []
     if not shares or not min(shares) >= 0 or not abs(sum(shares) - 1) <= 1e-9:
         raise ValueError(
-            f"`parts` must be a positive count or shares that sum to one, got {parts}."
+            f"`parts` must be a positive count or shares that sum to one, got {parts!r}."
         )
     n = cloud.log_weights.shape[-1]
-    if atom is not None and not -n <= atom < n:
-        raise ValueError(f"`atom` must index one of {n} atoms, got {atom}.")
+    whole = isinstance(atom, Integral) and not isinstance(atom, bool)
+    if atom is not None and not (whole and -n <= atom < n):
+        raise ValueError(f"`atom` must index one of {n} atoms, got {atom!r}.")
     indices = torch.arange(n, device=cloud.atoms.device)
     log_shares = safe_log(torch.tensor(shares, dtype=torch.float64)).to(cloud.log_weights)
     counts, offset = torch.full_like(indices, len(shares)), log_shares.repeat(n)
@@ -104,12 +118,15 @@ def _logsumexp_by_label(values: Tensor, label: Tensor, count: int) -> Tensor:
 
 def gaussian_nodes(mean: Tensor | float, cov: Tensor | float, order: int) -> Cloud:
     r"""Gauss-Hermite nodes and weights of $\mathcal N(m,\Sigma)$."""
-    mean = mean if isinstance(mean, Tensor) else torch.tensor([float(mean)])
+    mean = _corner("mean", mean)
     d = mean.shape[-1]
+    check_whole("order", order)
     if not isinstance(cov, Tensor):
+        check_number("cov", cov)
         cov = float(cov) * torch.eye(d).to(mean).expand(*mean.shape, d)
     check_shape("cov", cov, (*mean.shape, d), "One row and column per coordinate of `mean`.")
-    check_same("dtype", ("mean", mean), ("cov", cov))
+    for what in ("dtype", "device"):
+        check_same(what, ("mean", mean), ("cov", cov))
     if not 1 <= order <= 180 or order**d > 10**7:
         raise ValueError(
             f"`order` must lie in 1..180 with at most 10^7 nodes, got {order}^{d} nodes. "
@@ -120,7 +137,7 @@ def gaussian_nodes(mean: Tensor | float, cov: Tensor | float, order: int) -> Clo
         skew = (cov - cov.mT).abs().amax((-2, -1)) > 1e-4 * cov.abs().amax((-2, -1))
     if not holds((info == 0).all() & ~skew.any() & mean.isfinite().all()):
         raise ValueError(
-            "`mean` must be finite and `cov` symmetric positive definite, and they are not. "
+            "`mean` must be finite and `cov` symmetric positive definite, got others. "
             "Add a small multiple of the identity to a singular covariance."
         )
     z, logs = (torch.from_numpy(t).to(root) for t in gauss_hermite(order, d))
@@ -137,16 +154,31 @@ def gauss_hermite(order: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
     return product(nodes), product(logs).sum(-1)
 
 
+def _corner(name: str, given: Tensor | float) -> Tensor:
+    """A point; a number means one dimension."""
+    if isinstance(given, Tensor):
+        check_floating(name, given, "(..., d)", 1)
+        if not given.shape[-1]:
+            raise ValueError(f"`{name}` must have a coordinate, got shape {tuple(given.shape)}.")
+        return given
+    check_finite(name, given)
+    return torch.tensor([float(given)])
+
+
 def grid_centres(low: Tensor | float, high: Tensor | float, size: int) -> Tensor:
     """Centres `(size**d, d)` of the cells of a box."""
-    low = low if isinstance(low, Tensor) else torch.tensor([float(low)])
-    high = high if isinstance(high, Tensor) else torch.tensor([float(high)]).to(low)
+    low = _corner("low", low)
+    high = _corner("high", high) if isinstance(high, Tensor) else _corner("high", high).to(low)
+    check_whole("size", size)
+    for what in ("dtype", "device"):
+        check_same(what, ("low", low), ("high", high))
     check_shape("high", high, low.shape, "One number per coordinate of `low`.")
-    if low.ndim != 1 or size != int(size) or size < 1 or not holds((high > low).all()):
+    if low.ndim != 1 or not low.numel() or not holds((high > low).all()):
         raise ValueError(
-            f"A grid needs corners of shape (d,), low < high and a whole size >= 1, got low "
-            f"{low.tolist()}, high {high.tolist()}, size {size}."
+            f"`low` and `high` must be corners of shape (d,) with low < high, got {low.tolist()} "
+            f"and {high.tolist()}."
         )
+    check_values_finite(low=low, high=high)
     ticks = (torch.arange(size, dtype=low.dtype, device=low.device) + 0.5) / size
     cells = torch.cartesian_prod(*[ticks] * len(low)).reshape(-1, len(low))
     return low + (high - low) * cells
@@ -171,6 +203,7 @@ def mixture(clouds: Sequence[Cloud], weights: Tensor | None) -> Cloud:
     if weights is None:
         weights = torch.full((len(clouds),), 1 / len(clouds)).to(clouds[0].log_weights)
     check_shape("weights", weights, (len(clouds),), "One per measure.")
+    check_same("device", ("measures[0]", clouds[0].atoms), ("weights", weights))
     logs = safe_log(weights.to(clouds[0].log_weights))
     check_mass("weights", weights, logs)
     joined = torch.cat([c.log_weights + log for c, log in zip(clouds, logs, strict=True)], -1)

@@ -26,9 +26,11 @@ def collate(samples: Sequence[Any]) -> Any:
         >>> next(iter(loader))
         (Measure(batch (3,), 5 atoms in R^2, float32, cpu), tensor([1, 1, 0]))
     """
+    if not isinstance(samples, Sequence) or isinstance(samples, str):
+        raise TypeError(f"`samples` must be a list of samples, got {type(samples).__name__}.")
     samples = list(samples)
     if not samples:
-        raise ValueError("A batch needs at least one sample, got none.")
+        raise ValueError("`samples` must hold at least one sample, got none.")
     first = samples[0]
     if isinstance(first, Measure):
         return Measure.stack(samples)
@@ -42,7 +44,13 @@ def collate(samples: Sequence[Any]) -> Any:
         parts = [collate(part) for part in zip(*samples, strict=True)]
         named = isinstance(first, tuple) and hasattr(first, "_fields")
         return type(first)(*parts) if named else type(first)(parts)
-    return default_collate(samples)
+    try:
+        return default_collate(samples)
+    except TypeError as error:
+        raise TypeError(
+            "`samples` must hold measures, tensors, numbers, or containers of them, got "
+            f"{type(first).__name__}."
+        ) from error
 
 
 def _check_alike(samples: Sequence[Any]) -> None:

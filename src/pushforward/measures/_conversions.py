@@ -81,15 +81,15 @@ def _array(name: str, given: Any) -> np.ndarray:
     """A list or an array as an array that a tensor can share."""
     if isinstance(given, list | tuple) and any(isinstance(part, Tensor) for part in given):
         raise TypeError(
-            f"`{name}` must be one tensor, got a {type(given).__name__} of tensors. Points become "
-            f"one with `torch.stack({name})`; clouds become a batch with "
+            f"`{name}` must be one tensor, got a {type(given).__name__} of tensors. Make one of "
+            f"points with `torch.stack({name})`; clouds become a batch with "
             "`pf.Measure.stack([pf.Measure(x) for x in clouds])`."
         )
     try:
         array = np.asarray(given)
     except ValueError:
         raise ValueError(
-            f"`{name}` must be a list of points of equal length, and these are not. Clouds of "
+            f"`{name}` must be a list of points of equal length, got unequal ones. Clouds of "
             "unequal sizes become a batch with `pf.Measure.stack`."
         ) from None
     # A tensor cannot share memory that is read-only or runs backwards.
@@ -243,7 +243,7 @@ def unnest(name: str, nested: Tensor, lengths: Tensor | None = None) -> tuple[Te
     if lengths is not None and not (
         len(sizes) == len(lengths) and holds((sizes == lengths).all())
     ):
-        raise ValueError(f"`{name}` must have one number per atom of every set, and has not.")
+        raise ValueError(f"`{name}` must have one number per atom of every set, got others.")
     return flat, sizes
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_kind, check_number, check_same
+from .._tools.checks import (
+    check_device,
+    check_floating,
+    check_kind,
+    check_path,
+    check_range,
+    check_same,
+)
 from .._tools.precision import wide
 from .._tools.types import Points, Times, Weights
 from ._clouds import Cloud
@@ -195,9 +202,9 @@ class Formats(ABC):
             >>> mu.allclose(mu.split(3)), mu.allclose(mu.push(lambda x: x + 0.1))
             (True, False)
         """
-        for name, tolerance in (("rtol", rtol), ("atol", atol)):
-            if tolerance != 0:
-                check_number(name, tolerance)
+        check_kind("other", other, type(self), "Make one with `pf.Measure(points)`.")
+        check_range("rtol", rtol, 0)
+        check_range("atol", atol, 0)
         return same_measure(comparable([self, other], type(self)), rtol, atol)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -217,6 +224,7 @@ class Formats(ABC):
             ...     torch.equal(pf.Measure.load(f"{folder}/mu.safetensors").atoms, mu.atoms)
             True
         """
+        check_path("path", path)
         write(path, self._cloud)
 
     @classmethod
@@ -227,6 +235,8 @@ class Formats(ABC):
             path: the file.
             device: where its tensors go.
         """
+        check_path("path", path)
+        check_device(device)
         return cls.unchecked(*read(path, device))
 
     def to(self: M, *args: Any, **kwargs: Any) -> M:
@@ -279,16 +289,24 @@ class Formats(ABC):
         return None if self.times is None else f(self.times)
 
 
+def listed(name: str, measures: Any) -> list[Any]:
+    """The members of a sequence of measures, at least one."""
+    if not isinstance(measures, Iterable) or (isinstance(measures, Tensor) and not measures.ndim):
+        raise TypeError(f"`{name}` must be a list of measures, got {type(measures).__name__}.")
+    parts = list(measures)
+    if not parts:
+        raise ValueError(f"`{name}` must hold at least one measure, got an empty sequence.")
+    return parts
+
+
 def comparable(measures: Sequence[Formats], kind: type[Formats]) -> list[Cloud]:
     """What measures store, if they share space, batch shape, dtype and device.
 
     There must be at least one, and all have times or none.
     """
-    parts = list(measures)
-    if not parts:
-        raise ValueError("Expected at least one measure, got an empty sequence.")
+    parts = listed("measures", measures)
     for mu in parts:
-        fix = "Tokens become one with `pf.Measure(tokens)`."
+        fix = "Make one with `pf.Measure(points)`."
         if isinstance(mu, tuple | list | dict):
             fix = "Samples with labels become a batch with `collate_fn=pf.collate`."
         check_kind("measures", mu, kind, fix)

@@ -13,9 +13,16 @@ from torch import Tensor
 
 from .._tools.checks import (
     check_atoms,
+    check_callable,
+    check_floating,
+    check_generator,
+    check_index,
+    check_range,
+    check_returned,
     check_same,
     check_shape,
     check_sizes,
+    check_tensor,
     check_values,
     holds,
 )
@@ -124,9 +131,12 @@ class Measure(Formats):
         if mask is None:
             return cls(tokens, times=times)
         x: Tensor = to_atoms(tokens, "tokens")
-        check_atoms(x)
+        check_atoms(x, "tokens")
         real: Tensor = to_tensor("mask", mask, x.device)
         check_shape("mask", real, x.shape[:-1], "One per token, True for real tokens.")
+        check_same("device", ("tokens", x), ("mask", real))
+        if not holds((x.isfinite().all(-1) | (real == 0)).all()):
+            raise ValueError("`tokens` must be finite wherever `mask` is True, got NaN or inf.")
         kept = real.to(wide(x.dtype))
         return cls(x, kept / kept.sum(-1, keepdim=True).clamp_min(1), times=times)
 
@@ -256,18 +266,22 @@ class Measure(Formats):
         """
         if isinstance(T, Transport):
             return T.transport(self)
-        return self.moved(T(self.atoms))
+        check_callable("T", T, "a function of points")
+        atoms = T(self.atoms)
+        check_returned("T", atoms, "(..., n, d)")
+        if atoms.shape[:-1] != self.atoms.shape[:-1]:
+            raise ValueError(
+                f"A push-forward keeps the number of atoms: `T` must return points of shape "
+                f"({', '.join(map(str, self.atoms.shape[:-1]))}, d), got {tuple(atoms.shape)}."
+            )
+        return Measure.unchecked(atoms, self.log_weights, self.times)
 
     def moved(self, atoms: Tensor) -> Measure:
         """The same weights and times on other points; nothing but the shape is checked."""
-        if not isinstance(atoms, Tensor):
-            raise TypeError(
-                f"A push-forward needs the images as a tensor, got {type(atoms).__name__}. Return "
-                "one, e.g. with `torch.as_tensor`."
-            )
+        check_floating("atoms", atoms, "(..., n, d)", 2)
         if atoms.shape[:-1] != self.atoms.shape[:-1]:
             raise ValueError(
-                f"A push-forward keeps the number of atoms: expected points of shape "
+                f"A push-forward keeps the number of atoms: `atoms` must have shape "
                 f"({', '.join(map(str, self.atoms.shape[:-1]))}, d), got {tuple(atoms.shape)}."
             )
         return Measure.unchecked(atoms, self.log_weights, self.times)
@@ -282,13 +296,17 @@ class Measure(Formats):
             >>> pf.Measure.gaussian(0.0, 1.0).integrate(lambda x: x[..., 0] ** 4)
             tensor(3.0000)
         """
+        if not isinstance(f, Tensor):
+            check_callable("f", f, "a tensor of values, or a function of points")
         values = f if isinstance(f, Tensor) else f(self.atoms)
+        check_tensor("f", values)
+        check_same("device", ("atoms", self.atoms), ("f", values))
         scalar = values.shape == self.log_weights.shape
         values = values[..., None] if scalar else values
         if values.shape[:-1] != self.log_weights.shape:
             raise ValueError(
-                f"Values must be one per atom, of shape {tuple(self.log_weights.shape)} or with "
-                f"one more axis, got {tuple(values.shape)}."
+                f"`f` must have one value per atom, of shape {tuple(self.log_weights.shape)} or "
+                f"with one more axis, got {tuple(values.shape)}."
             )
         dead = (self.log_weights == -torch.inf)[..., None]
         total = (self.weights[..., None] * values.masked_fill(dead, 0)).sum(-2)
@@ -328,8 +346,7 @@ class Measure(Formats):
             >>> mu.atoms.flatten(), mu.weights
             (tensor([0., 1.]), tensor([0.3333, 0.6667]))
         """
-        if not 0 <= tol < math.inf:
-            raise ValueError(f"`tol` must be a distance, got {tol}.")
+        check_range("tol", tol, 0)
         if self.batch_shape:
             return Measure.stack([m.merge(tol) for m in self])
         return Measure.unchecked(*clouds.merge(self._cloud, tol))
@@ -357,6 +374,7 @@ class Measure(Formats):
             torch.Size([5, 2])
         """
         check_sizes(size=size)
+        check_generator(generator)
         return Measure.unchecked(*clouds.draw(self._cloud, size, generator))
 
     def restrict(self, region: Callable[[Points], Tensor] | Bool[Tensor, "*b n"]) -> Measure:
@@ -369,13 +387,16 @@ class Measure(Formats):
             >>> pf.Measure.grid(0.0, 1.0, size=4).restrict(lambda x: x[..., 0] < 0.5).weights
             tensor([0.2500, 0.2500, 0.0000, 0.0000])
         """
+        if not isinstance(region, Tensor):
+            check_callable("region", region, "a tensor of True and False, or a function of points")
         inside = region if isinstance(region, Tensor) else region(self.atoms)
         check_shape("region", inside, self.log_weights.shape, "True or False for each atom.")
         if inside.dtype != torch.bool:
             raise ValueError(f"`region` must be boolean, got {inside.dtype}. Use `region.bool()`.")
+        check_same("device", ("atoms", self.atoms), ("region", inside))
         logs = self.log_weights.masked_fill(~inside, -torch.inf)
         if not holds((logs > -torch.inf).any(-1).all()):
-            raise ValueError("The region holds no mass of the measure. Choose a larger one.")
+            raise ValueError("`region` must hold mass of the measure, got no mass. Enlarge it.")
         return Measure(self.atoms, log_weights=logs, times=self.times)
 
     def __len__(self) -> int:
@@ -392,6 +413,7 @@ class Measure(Formats):
                 "`mu.atoms`, a part of them is `mu.restrict`."
             )
         count = torch.arange(math.prod(self.batch_shape), device=self.device)
+        check_index(index)
         positions = count.reshape(self.batch_shape)[index]
         pick = lambda t, axes: t.reshape(-1, *t.shape[-axes:])[positions]
         times = self._timed(lambda t: pick(t, 1))

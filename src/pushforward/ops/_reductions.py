@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_reduction
+from .._tools.checks import check_finite, check_flags, check_tensor
 from .._tools.precision import comparable, full_precision
 from .._tools.types import Clock
 from . import _reference as reference, _streamed as streamed
+from ._checks import check_reduction
 
 Impl = Literal["reference", "streamed"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
@@ -52,9 +53,10 @@ def log_integral(
         >>> pf.ops.log_integral(q, k, torch.full((4,), 0.25).log())
         tensor([0.])
     """
-    if guard:
+    if guard is not False:
+        _check(scale, guard)
         check_reduction(q, k, None, bias, times)
-    run = implementation(impl or _choose(q, k)).log_integral
+    run = implementation(_choose(q, k) if impl is None else impl).log_integral
     with full_precision(q):
         return run(q, k, bias, scale, _comparable(times), guard)
 
@@ -82,11 +84,19 @@ def average(
         >>> pf.ops.average(q, k, v, torch.tensor([0.25, 0.75]).log())
         tensor([[6.0000]])
     """
-    if guard:
+    if guard is not False:
+        _check(scale, guard)
+        check_tensor("v", v)
         check_reduction(q, k, v, bias, times)
-    run = implementation(impl or _choose(q, k)).average
+    run = implementation(_choose(q, k) if impl is None else impl).average
     with full_precision(q):
         return run(q, k, v, bias, scale, _comparable(times), guard).to(v.dtype)
+
+
+def _check(scale: float, guard: bool) -> None:
+    """Raise unless a call from outside the library has a factor and a flag."""
+    check_finite("scale", scale, fix="A learned scale multiplies the queries.")
+    check_flags(guard=guard)
 
 
 def _choose(q: Tensor, k: Tensor) -> Impl:
@@ -105,9 +115,10 @@ def _comparable(times: Clock | None) -> Clock | None:
 
 def implementation(impl: str) -> ModuleType:
     """The module behind a name, or an error that lists the names."""
-    match impl:
-        case "reference":
-            return reference
-        case "streamed":
-            return streamed
+    if isinstance(impl, str):
+        match impl:
+            case "reference":
+                return reference
+            case "streamed":
+                return streamed
     raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")

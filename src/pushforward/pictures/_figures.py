@@ -11,9 +11,9 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_number
+from .._tools.checks import check_kind, check_number, check_path, check_range
 from .._tools.output import atomic_file
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from ..relations import Conditional, Coupling, Masses, Relation
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def graph(relation: Relation, *, least: float = 0.02) -> Figure:
         >>> mu = pf.Measure(torch.randn(9, 2))
         >>> figure = pf.pictures.graph(pf.relate(mu, mu))
     """
+    check_range("least", least, 0, 1)
     p = _matrix(relation)
     share = p / p.sum(1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
     m, n = p.shape
@@ -109,8 +110,9 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
         >>> pi = pf.relate(mu, nu, normaliser=pf.Sinkhorn())
         >>> figure = pf.pictures.transported(pi, mu, nu)
     """
+    check_kind("relation", relation, Relation, "`pf.relate` makes one.")
     for name, m, count in (("mu", mu, relation.shape[-2]), ("nu", nu, relation.shape[-1])):
-        check_kind(name, m, Measure, "Points become one with `pf.Measure(points)`.")
+        check_measures(**{name: m})
         if m.dim != 2 or m.n != count or m.batch_shape:
             raise ValueError(
                 f"`{name}` must be one cloud of {count} points in the plane, as the relation has, "
@@ -174,8 +176,9 @@ def animate(
         seconds: the duration of the animation.
     """
     check_number("seconds", seconds)
+    check_path("file", file)
     if Path(file).suffix.lower() != ".gif":
-        raise ValueError(f"An animation is a GIF: name the file `*.gif`, got {str(file)!r}.")
+        raise ValueError(f"`file` must end in .gif, as an animation is a GIF, got {str(file)!r}.")
     paths = _paths(measures)
     figure, axes = _axes((4, 4))
     from matplotlib.animation import FuncAnimation, PillowWriter

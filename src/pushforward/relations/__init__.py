@@ -8,12 +8,12 @@ methods that make sense for it; conversions are explicit. A normaliser makes a r
 from ._masses import Joint, Masses, Signed
 from ._normalisers import Bilinear, DualSoftmax, Exponential, Hardmax, Normaliser, Sigmoid, Softmax
 from ._probabilities import Conditional, Coupling
-from ._relate import relate
+from ._relate import check_start, relate
 from ._relation import Relation
 from ._sinkhorn import Exact, Sinkhorn
 
 __all__ = [
     "Bilinear", "Conditional", "Coupling", "DualSoftmax", "Exact", "Exponential", "Hardmax",
     "Joint", "Masses", "Normaliser", "Relation", "Sigmoid", "Signed", "Sinkhorn", "Softmax",
-    "relate",
+    "check_start", "relate",
 ]  # fmt: skip

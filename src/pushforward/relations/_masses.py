@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_sizes
+from .._tools.checks import check_generator, check_sizes
 from .._tools.precision import wide
 from ..affinities import mean_of
 from ..sinkhorn import Problem, integral, tilted
@@ -79,6 +79,7 @@ class Joint(Relation, ABC):
     ) -> tuple[Int[Tensor, "*b s"], Int[Tensor, "*b s"]]:
         """`size` independent pairs, as indices of queries and of keys."""
         check_sizes(size=size)
+        check_generator(generator)
         with torch.no_grad():
             rows = draw(self._row_mass(), size, generator)
             keys = torch.empty_like(rows)

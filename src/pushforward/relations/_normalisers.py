@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._tools.checks import check_kind
+from .._tools.checks import check_finite, check_kind
 from ..affinities import Scores, TileScores
 from ._masses import Masses, Signed, weights_or_ones
 from ._probabilities import Conditional
@@ -150,6 +150,9 @@ class Sigmoid(Normaliser):
     """
 
     bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_finite("bias", self.bias, fix="A learned bias is added to the scores.")
 
     def relate(
         self, scores: Scores, log_a: Tensor | None, log_b: Tensor, *, start: Tensor | None = None

@@ -10,10 +10,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_floating, check_kind, check_sizes, check_sums, holds
+from .._tools.checks import (
+    check_floating,
+    check_generator,
+    check_kind,
+    check_same,
+    check_sizes,
+    check_sums,
+    holds,
+)
 from .._tools.precision import safe_log, safe_softmax, widen
 from ..affinities import Scores, TileScores
-from ..measures import Measure
+from ..measures import Measure, check_measures
 from ..sinkhorn import Problem, centre, tilted
 from ._masses import Joint, Mass
 from ._relation import TOL, Relation, aligned_weights, draw, precise_scores
@@ -61,6 +69,9 @@ class Conditional(Relation):
             "attention after dropout (`model.eval()`)."
         )
         check_sums("rows", masses.sum(-1), matrix.dtype, fix)
+        if nu is not None:
+            check_measures(nu=nu)
+            check_same("device", ("matrix", matrix), ("nu", nu.atoms))
         uniform = torch.zeros_like(masses[..., 0, :]).log_softmax(-1)
         log_b = uniform if nu is None else _weights("nu", nu, TileScores.from_matrix(masses), -1)
         return cls(TileScores.from_matrix(_ratio(masses, log_b[..., None, :])), log_b, None)
@@ -84,6 +95,7 @@ class Conditional(Relation):
     ) -> Int[Tensor, "*b m s"]:
         """`size` keys for each query, as indices."""
         check_sizes(size=size)
+        check_generator(generator)
         bias = self._bias[..., None, :]
         with torch.no_grad():
             parts = [
@@ -126,7 +138,8 @@ class Conditional(Relation):
         from ._sinkhorn import Sinkhorn  # not above: Sinkhorn makes couplings
 
         normaliser = Sinkhorn() if normaliser is None else normaliser
-        check_kind("normaliser", normaliser, Sinkhorn, "Only Sinkhorn projects.")
+        fix = "Use `pf.Sinkhorn(...)`; no other normaliser computes this projection."
+        check_kind("normaliser", normaliser, Sinkhorn, fix)
         if not normaliser.balanced:
             raise ValueError("A projection keeps both marginals, got a Sinkhorn with slack.")
         log_a, log_b = _weights("mu", mu, self.scores, -2), _weights("nu", nu, self.scores, -1)
@@ -233,7 +246,11 @@ class Coupling(Joint):
 
 def _weights(name: str, mu: Measure, scores: Scores, axis: int) -> Tensor:
     """Log-weights of a measure that has as many atoms as the scores have on an axis."""
-    check_kind(name, mu, Measure, "Points become one with `pf.Measure(points)`.")
+    check_measures(**{name: mu})
+    if mu.device != scores.device:
+        raise ValueError(
+            f"`{name}` must be on the device of the relation, {scores.device}, got {mu.device}."
+        )
     if mu.n != scores.shape[axis]:
         raise ValueError(
             f"`{name}` must have {scores.shape[axis]} atoms, as the relation has, got {mu.n}."

@@ -6,9 +6,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_kind, check_shape, check_tensor, holds
+from .._tools.checks import (
+    check_broadcast,
+    check_kind,
+    check_same,
+    check_shape,
+    check_tensor,
+    holds,
+)
 from ..affinities import Affinity, Dot, Scores
-from ..measures import Measure
+from ..measures import Measure, check_pair
 from ._masses import Masses
 from ._normalisers import Normaliser, Softmax
 from ._probabilities import Coupling
@@ -41,7 +48,7 @@ def relate(
 
     Args:
         mu: the measure of the queries.
-        nu: the measure of the keys, the context.
+        nu: the measure of the keys, the context, of the same dtype and device.
         affinity: what compares the atoms: the dot product `Dot(1.0)` by default,
             `SquaredDistance(eps)`, one of these after encoders, `Encoded(q, k)`, scores in a
             `Matrix(A)`, or a function of `Pairs(function)`.
@@ -57,14 +64,15 @@ def relate(
         >>> torch.allclose(moved.mean(), nu.mean(), atol=1e-5)
         True
     """
-    for name, measure in (("mu", mu), ("nu", nu)):
-        check_kind(name, measure, Measure, "Points become one with `pf.Measure(points)`.")
+    _check_pair(mu, nu)
     check_broadcast("the two measures", mu.batch_shape, nu.batch_shape)
     affinity = Dot(1.0) if affinity is None else affinity
     check_kind("affinity", affinity, Affinity, _how(affinity))
     normaliser = Softmax() if normaliser is None else normaliser
     check_kind("normaliser", normaliser, Normaliser, "Use `pf.Softmax()` or `pf.Sinkhorn()`.")
     scores = affinity.scores(mu, nu)
+    fix = "For example `pf.affinities.TileScores.from_matrix(matrix)`."
+    check_kind(f"{type(affinity).__name__}.scores", scores, Scores, fix, returned=True)
     if mask is not None:
         scores = _masked(scores, mask)
     counts = normaliser.counts_masses
@@ -74,7 +82,10 @@ def relate(
     _check_partners(scores, log_a, log_b, normaliser.needs_query_measure)
     _check_scores(scores, normaliser)
     g = _start(start, normaliser, log_b)
-    return normaliser(scores, log_a, log_b, start=g)
+    relation = normaliser(scores, log_a, log_b, start=g)
+    fix = "For example what `pf.Softmax().relate(scores, log_a, log_b)` returns."
+    check_kind(f"{type(normaliser).__name__}.relate", relation, Relation, fix, returned=True)
+    return relation
 
 
 def _check_scores(scores: Scores, normaliser: Normaliser) -> None:
@@ -89,6 +100,16 @@ def _check_scores(scores: Scores, normaliser: Normaliser) -> None:
         check_finite_scores(scores, float(size))
         if iterates:
             check_rounding(scores, float(size))
+
+
+def _check_pair(mu: Measure, nu: Measure) -> None:
+    """Raise unless two measures can be related; queries and keys as tensors have a hint."""
+    if isinstance(mu, Tensor) and isinstance(nu, Tensor):
+        raise TypeError(
+            "`mu` and `nu` must be measures, got two tensors. Queries and keys of two measures "
+            "are compared by `pf.relate(mu, nu, affinity=pf.Encoded(q, k))`."
+        )
+    check_pair(mu, nu)
 
 
 def _how(affinity: object) -> str:
@@ -111,6 +132,10 @@ def _masked(scores: Scores, mask: Tensor) -> Scores:
             f"`mask` must be boolean, True where allowed, got {mask.dtype}. Convert with "
             "`mask.bool()`; an additive mask of zeros and -inf with `mask == 0`."
         )
+    if mask.device != scores.device:
+        raise ValueError(
+            f"`mask` must be on the device of the measures, {scores.device}, got {mask.device}."
+        )
     check_shape("mask", mask, (*mask.shape[:-2], *scores.shape[-2:]), "One per pair.")
     return scores.forbidding(~mask)
 
@@ -122,12 +147,23 @@ def _start(
     g = start.g if isinstance(start, Coupling | Masses) else start
     if g is None:
         return None
+    check_start(g, normaliser)
+    check_shape("start", g, log_b.shape, "It is a potential on the keys.")
+    check_same("device", ("nu", log_b), ("start", g))
+    if not g.is_floating_point():
+        raise ValueError(f"`start` must be floating point, got {g.dtype}.")
+    if not holds((g.isfinite() | (log_b == -torch.inf)).all()):
+        raise ValueError(
+            "`start` must be finite, got NaN or inf. Leave `start` out to start from zero."
+        )
+    return g.detach()
+
+
+def check_start(start: Tensor, normaliser: Normaliser) -> None:
+    """Raise unless `start` is a tensor and the normaliser starts from one."""
+    check_tensor("start", start)
     if not normaliser.takes_start:
         raise ValueError(f"Only Sinkhorn has a `start`, got {type(normaliser).__name__}.")
-    check_shape("start", g, log_b.shape, "It is a potential on the keys.")
-    if not holds((g.isfinite() | (log_b == -torch.inf)).all()):
-        raise ValueError("`start` must be finite, got NaN or inf. Start from nothing: None.")
-    return g.detach()
 
 
 def _check_partners(scores: Scores, log_a: Tensor, log_b: Tensor, both: bool) -> None:

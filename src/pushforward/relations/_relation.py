@@ -12,7 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.checks import check_broadcast, check_floating
+from .._tools.checks import (
+    check_broadcast,
+    check_floating,
+    check_index,
+    check_kind,
+    check_same,
+    check_shape,
+)
 from ..affinities import PointScores, Scores
 from ..measures import Measure
 from ..sinkhorn import tilted
@@ -64,6 +71,11 @@ class Relation(ABC):
             log_a: log-weights of the other queries, normalised; None is enough for a relation that
                 is only applied, whose `apply` does not depend on them.
         """
+        check_kind("scores", scores, Scores, "An affinity has them: `affinity.scores(mu, nu)`.")
+        if log_a is not None:
+            check_floating("log_a", log_a, "(..., m)", 1)
+            check_shape("log_a", log_a, (*log_a.shape[:-1], scores.shape[-2]), "One per query.")
+            check_same("device", ("log_b", self.log_b), ("log_a", log_a))
         if self.extension is None:
             raise ValueError(
                 f"{self} relates atoms only. Relations of `Softmax` or `Sinkhorn`, as `relate` or "
@@ -84,6 +96,7 @@ class Relation(ABC):
         mass, per unit weight of the query.
         """
         check_floating("values", values, "(..., n, e)", 1)
+        check_same("device", ("log_b", self.log_b), ("values", values))
         n = self.shape[-1]
         if values.ndim < 2 or values.shape[-2] != n:
             hint = ""
@@ -107,6 +120,7 @@ class Relation(ABC):
 
     def __getitem__(self, index: Any) -> Relation:
         """Some relations of a batch, such as one head."""
+        check_index(index)
         batch, index = self.shape[:-2], index if isinstance(index, tuple) else (index,)
         torch.empty(batch)[index]  # raises IndexError here if the batch has fewer axes
         each = (*index, slice(None))  # so that `...` means axes of the batch alone
@@ -172,7 +186,7 @@ def check_finite_scores(scores: Scores, size: float) -> None:
     raise ValueError(
         f"Scores must be finite, or -inf where a pair is forbidden, got {got} from queries and "
         f"keys; {_kind(scores)} ends at {torch.finfo(scores.dtype).max:.2g}. Scale queries or "
-        "keys down, raise the temperature (`eps`), or look for what made them so upstream."
+        "keys down, raise the temperature (`eps`), or check them for NaN and infinity."
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_number, holds
+from .._tools.checks import check_flags, check_number, check_sizes, check_whole, holds
 from .._tools.exact import matching, transport
 from .._tools.once import DifferentiableOnce
 from .._tools.precision import full_precision
@@ -83,18 +83,18 @@ class Sinkhorn(Normaliser):
     def __post_init__(self) -> None:
         if self.tol is not None and self.steps is not None:
             raise ValueError("Give `tol` or `steps`, not both.")
-        if self.steps is not None and not (isinstance(self.steps, int) and self.steps >= 0):
-            raise ValueError(f"`steps` must be a whole number, not negative, got {self.steps}.")
+        if self.steps is not None:
+            check_whole("steps", self.steps, least=0)
         if self.tol is not None:
             check_number("tol", self.tol)
-        if not (isinstance(self.max_steps, int) and self.max_steps >= 1):
-            raise ValueError(f"`max_steps` must be at least 1, got {self.max_steps}.")
+        check_sizes(max_steps=self.max_steps)
+        check_flags(anneal=self.anneal, accelerate=self.accelerate)
         if len(self.slacks) != 2:
             raise ValueError(f"`slack` must be a number or a pair of numbers, got {self.slack}.")
         for slack in self.slacks:
             check_number("slack", slack)
-        if self.memory is not None and not (isinstance(self.memory, int) and self.memory >= 0):
-            raise ValueError(f"`memory` must be a number of bytes, or None, got {self.memory!r}.")
+        if self.memory is not None:  # bytes
+            check_whole("memory", self.memory, least=0)
 
     @property
     def to_tolerance(self) -> bool:  # type: ignore[override]
@@ -312,8 +312,8 @@ def _feasible(scores: Scores, problem: Problem) -> tuple[Scores, Problem]:
     pattern = diagnose(~forbidden, problem.log_a, problem.log_b)
     if pattern.deficit > 0:
         raise ValueError(
-            f"No coupling of these marginals lives on the allowed pairs: at least "
-            f"{pattern.deficit:.2g} of the mass has nowhere to go (the mask has no support). "
+            "No coupling with these marginals uses allowed pairs only: at least "
+            f"{pattern.deficit:.2g} of the mass cannot be matched (the mask has no support). "
             "Allow more pairs, give other marginals, relax them with `Sinkhorn(slack=...)`, or "
             "use `Softmax()`."
         )
@@ -345,7 +345,7 @@ def _exact_plan(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[Tensor,
         plan, u, v = transport(a, b, cost)
     if plan[forbidden].sum() > 1e-12:
         raise ValueError(
-            "No coupling of these marginals lives on the allowed pairs. Allow more pairs, or give "
+            "No coupling with these marginals uses allowed pairs only. Allow more pairs, or give "
             "other marginals."
         )
     return torch.from_numpy(plan), torch.from_numpy(u), torch.from_numpy(v)

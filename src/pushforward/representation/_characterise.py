@@ -17,7 +17,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_callable, check_seed, check_sizes
+from .._tools.checks import check_callable, check_progress, check_seed, check_sizes
 from .._tools.output import bar, ticker
 from ..flows import Euclidean
 from ..maps import InContextMap
@@ -189,6 +189,7 @@ def characterise(
     """
     check_sizes(size=size)
     check_seed(seed)
+    check_progress(progress)
     check_callable("law", law, "a function that draws a Measure, `law(n, generator)`")
     example = _draw(law, size, torch.Generator().manual_seed(0))
     box = MapBox(f, example)
@@ -211,12 +212,13 @@ def _draw(law: Law, n: int, generator: torch.Generator, dim: int | None = None) 
         mu = law(n, generator)
     except TypeError as error:
         raise TypeError(
-            f"`law` must take a number of atoms and a generator, `law(n, generator)`: {error}"
+            "`law` must take a number of atoms and a generator, `law(n, generator)`, got an error "
+            f"from that call: {error}"
         ) from error
     if not isinstance(mu, Measure):
         raise TypeError(
-            f"`law(n, generator)` must return a Measure, got {type(mu).__name__}. Points become "
-            "one with `pf.Measure(points)`."
+            f"`law` must return a Measure, got {type(mu).__name__}. Make one with "
+            "`pf.Measure(points)`."
         )
     if mu.batch_shape or mu.dim != (dim or mu.dim):
         raise ValueError(f"`law` must draw single measures of one dimension, got {mu}.")

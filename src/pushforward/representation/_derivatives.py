@@ -21,11 +21,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_shape, check_share
+from .._tools.checks import (
+    check_callable,
+    check_kind,
+    check_number,
+    check_returned,
+    check_share,
+)
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._probes import flattened, separating_radius
-from ._small_mass import add_mass, check_single, richardson
+from ._small_mass import add_mass, check_point, check_single, richardson
 from .boxes import MapBox
 
 TestFunction = Callable[[Tensor], Tensor]
@@ -120,18 +126,22 @@ def derivative(
         (1.0, 1.0)
     """
     push = MapBox(f).push
+    check_single(mu)
+    check_callable("psi", psi, "a test function of points (m, e)")
     extension = MassPreserving() if extension is None else extension
     check_kind("extension", extension, Extension, "Use `pf.representation.MassPreserving()`.")
     eta = ETA.get(mu.dtype, ETA[torch.float32]) if eta is None else eta
     check_share("eta", eta)
-    check_single(mu)
-    check_shape("x", x, (mu.dim,), "One point, without further axes.")
+    if radius is not None:
+        check_number("radius", radius)
+    check_point(mu, x)
     before = push(mu)
     after = {mass: push(add_mass(mu, x, mass)[0]) for mass in (eta, eta / 2)}
     r = separating_radius(before, after[eta], radius)
 
     def limit(test: TestFunction) -> Tensor:
-        base = before.integrate(test(before.atoms))
+        check_returned("psi", values := test(before.atoms), "(m,) or (m, e)")
+        base = before.integrate(values)
         integral = {mass: out.integrate(test(out.atoms)) for mass, out in after.items()}
         return richardson(lambda mass: extension.quotient(integral[mass], base, mass), eta)
 

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_floating
+from .._tools.checks import check_callable, check_floating, check_kind, check_whole
 from ..measures import Measure
+
+_DATA = "tokens `(n, d)`, a list of such sets, a Measure, or a function `law(n, generator)`"
+"""What a population is made of, in messages."""
 
 TokenLaw = Callable[[int, torch.Generator], Any]
 """`law(n, generator)` draws `n` tokens, as a tensor `(n, d)` or a measure."""
@@ -40,6 +43,10 @@ class Population:
     """
 
     def __init__(self, data: Any, dtype: torch.dtype | None = None) -> None:
+        if dtype is not None:
+            check_kind("dtype", dtype, torch.dtype, "For example `torch.float32`.")
+        if isinstance(data, type):
+            check_callable("data", data, _DATA)
         self.law: TokenLaw | None = None
         self._dtype = dtype
         self.sets: list[Measure] = []
@@ -67,6 +74,7 @@ class Population:
 
     def context(self, n: int, generator: torch.Generator) -> Measure:
         """A context of `n` different tokens, or of all there are if a set has fewer."""
+        _check_draw("n", n, generator)
         if self.law is not None:
             return self.draw(n, generator)
         mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))].merge()
@@ -79,13 +87,14 @@ class Population:
 
     def draw(self, n: int, generator: torch.Generator) -> Measure:
         """A context of `n` independent tokens of equal weight, some of them perhaps equal."""
+        _check_draw("n", n, generator)
         if self.law is not None:
             try:
                 drawn = self.law(n, generator)
             except TypeError as error:
                 raise TypeError(
-                    "If `data` is a function, it is called as `data(n, generator)`. That call "
-                    f"failed: {error}"
+                    "If `data` is a function, it is called as `data(n, generator)`, got an error "
+                    f"from that call: {error}"
                 ) from error
             mu = _as_measure(drawn, self._dtype)
             if mu.n != n:
@@ -101,7 +110,13 @@ class Population:
 
     def points(self, m: int, generator: torch.Generator) -> Tensor:
         """Independent points, `(m, d)`."""
+        _check_draw("m", m, generator)
         return self.draw(m, generator).atoms
+
+
+def _check_draw(name: str, count: int, generator: torch.Generator) -> None:
+    check_whole(name, count)
+    check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
 
 
 def _parts(data: Any) -> Sequence[Any]:
@@ -143,10 +158,7 @@ def _as_measure(part: Any, dtype: torch.dtype | None) -> Measure:
         if part.is_floating_point() and dtype is not None:
             part = part.to(dtype)
     if not isinstance(part, Tensor):
-        raise TypeError(
-            "`data` must be tokens `(n, d)`, a list of such sets, a Measure, or a function "
-            f"`law(n, generator)`, got {type(part).__name__}."
-        )
+        raise TypeError(f"`data` must be {_DATA}, got {type(part).__name__}.")
     if not part.is_floating_point():
         raise ValueError(
             f"`data` must be floating point, got {part.dtype}. Convert numbers with "

@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_number
+from .._tools.checks import check_callable, check_kind, check_number, check_share
 from .._tools.linkage import label_points
 from ..measures import Measure, MeasureMap
 from ._errors import NotRecovered
-from ._small_mass import add_mass, weights_array
+from ._small_mass import add_mass, check_point, check_single, weights_array
 from ._subset_sums import decode
 
 
@@ -52,7 +52,14 @@ class Probe(ABC):
             x: the point.
             eta: its mass.
         """
-        return self.find(f, mu, x, eta)[0]
+        check_callable("f", f, "a function of a Measure to a Measure")
+        check_single(mu)
+        check_point(mu, x)
+        check_share("eta", eta)
+        found = self.find(_to_measures(f), mu, x, eta)
+        fix = "Return `pf.representation.ProbedImage(image, resolution, rounding)`."
+        check_kind(f"{type(self).__name__}.find", found, ProbedImage, fix, returned=True)
+        return found.image
 
     @abstractmethod
     def find(self, f: MeasureMap, mu: Measure, x: Float[Tensor, " d"], eta: float) -> ProbedImage:
@@ -67,6 +74,17 @@ class Probe(ABC):
         Raises:
             NotRecovered: if the values of the map do not show it.
         """
+
+
+def _to_measures(f: MeasureMap) -> MeasureMap:
+    """The map, with an error if a value is no measure."""
+
+    def checked(mu: Measure) -> Measure:
+        out = f(mu)
+        check_kind("f", out, Measure, "It maps a Measure to a Measure.", returned=True)
+        return out
+
+    return checked
 
 
 @dataclass(frozen=True)

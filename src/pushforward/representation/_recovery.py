@@ -10,13 +10,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_share
+from .._tools.checks import (
+    check_flags,
+    check_floating,
+    check_kind,
+    check_share,
+    check_values_finite,
+)
 from .._tools.types import Images, Queries
 from ..maps import InContextMap
 from ..measures import Measure, MeasureMap
 from ._probes import Decode, Excess, Probe, ProbedImage
 from ._small_mass import check_single, default_eta, richardson
-from .boxes import MapBox
+from .boxes import MapBox, check_map
 
 
 class RecoveredMap(InContextMap):
@@ -52,6 +58,8 @@ class RecoveredMap(InContextMap):
         by = Excess(fallback=Decode()) if by is None else by
         fix = "Use `Excess()`, `Decode()` or `Weak()` of `pf.representation`; None chooses."
         check_kind("by", by, Probe, fix)
+        check_map(f)
+        check_flags(extrapolate=extrapolate)
         if eta is not None:
             check_share("eta", eta)
         self.f, self.by, self.eta, self.extrapolate = f, by, eta, extrapolate
@@ -79,8 +87,10 @@ class RecoveredMap(InContextMap):
             mu: the context, not batched.
             x: the points.
         """
+        check_floating("x", x, "(m, d)", 2)
         self._check(mu, x, None)
         check_single(mu)
+        check_values_finite(x=x)
         share = 0.75 if self.extrapolate else 0.5  # 1 - 2^-p for the orders p = 2 and 1
         eta, images = self._eta(mu), [self._image(mu, point) for point in x]
         values = torch.stack([self._limit(image, eta) for image in images])

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_kind
-from ..measures import Measure
+from .._tools.checks import check_same, check_shape, check_values_finite
+from ..measures import Measure, check_measures
 
 ETA = {torch.float32: 1e-3, torch.float64: 1e-6}
 r"""Masses at which the error of the extrapolation, of order $\eta^2$, meets rounding."""
@@ -17,9 +17,17 @@ r"""Masses at which the error of the extrapolation, of order $\eta^2$, meets rou
 
 def check_single(mu: Measure) -> None:
     """Raise unless `mu` is one measure, not a batch."""
-    check_kind("mu", mu, Measure, "Points become one with `pf.Measure(points)`.")
+    check_measures(mu=mu)
     if mu.batch_shape:
         raise ValueError(f"`mu` must be one measure, got a batch {mu.batch_shape}: take `mu[k]`.")
+
+
+def check_point(mu: Measure, x: Tensor) -> None:
+    """Raise unless `x` is one finite point of the space of `mu`."""
+    check_shape("x", x, (mu.dim,), "One point, without further axes.")
+    for what in ("dtype", "device"):
+        check_same(what, ("mu", mu.atoms), ("x", x))
+    check_values_finite(x=x)
 
 
 def weights_array(mu: Measure) -> np.ndarray:

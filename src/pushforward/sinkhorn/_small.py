@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.checks import check_floating
+from .._tools.checks import check_floating, check_number, check_whole
 from .._tools.once import refuse_second_derivative
 from .._tools.precision import full_precision, widen
 
@@ -100,10 +100,8 @@ def _check(logits: Tensor, tol: float, max_steps: int) -> None:
             f"`logits` must be square matrices of shape (..., n, n), got {tuple(logits.shape)}. "
             "Rows and columns can all sum to one only if there are as many of both."
         )
-    if not tol > 0:
-        raise ValueError(f"`tol` must be positive, got {tol}. Float32 reaches 1e-6.")
-    if not (isinstance(max_steps, int) and max_steps >= 0):
-        raise ValueError(f"`max_steps` must be a whole number, not negative, got {max_steps!r}.")
+    check_number("tol", tol)
+    check_whole("max_steps", max_steps, least=0)
 
 
 class _Scaling(torch.autograd.Function):

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ... import ops
-from ..._tools.checks import check_floating, check_kind
+from ..._tools.checks import check_floating, check_kind, check_same, check_values_finite
 from ..._tools.types import Images, Points, Queries
 from ...affinities import Dot, PointAffinity
 from ...maps import AttentionMap, Causal, Lipschitz, attention_bound, lipschitz_bound
-from ...measures import Measure
+from ...measures import Measure, check_measures
 from ...relations import Coupling, Exponential, Normaliser, Sinkhorn, Softmax
 from ._field import Field, register_tensors
 from ._manifolds import Euclidean, Manifold, projection_lipschitz
@@ -65,16 +65,20 @@ class SelfAttention(AttentionMap, Field):
         normaliser = Softmax() if normaliser is None else normaliser
         super().__init__(affinity, normaliser, mask, impl)
         manifold = Euclidean() if manifold is None else manifold
-        check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
+        check_kind("manifold", manifold, Manifold, "For example `pf.Sphere()`.")
         self.manifold = manifold
         for name, matrix in (("Q", Q), ("K", K), ("V", V)):
             check_floating(name, matrix, "(k, d) or (h, k, d)", 2)
         d, heads = V.shape[-1], Q.shape[:-2]
         if Q.shape != K.shape or V.shape != (*heads, d, d) or Q.shape[-1] != d or len(heads) > 1:
             raise ValueError(
-                "Matrices must be (h, k, d), (h, k, d) and (h, d, d), heads first or left out, "
-                f"got Q {tuple(Q.shape)}, K {tuple(K.shape)}, V {tuple(V.shape)}."
+                "`Q`, `K` and `V` must be (h, k, d), (h, k, d) and (h, d, d), heads first or left "
+                f"out, got Q {tuple(Q.shape)}, K {tuple(K.shape)}, V {tuple(V.shape)}."
             )
+        for name, matrix in (("K", K), ("V", V)):
+            for what in ("dtype", "device"):
+                check_same(what, ("Q", Q), (name, matrix))
+        check_values_finite(Q=Q, K=K, V=V)
         self.heads = heads.numel()
         self.dim = self.context_dim = self.out_dim = d
         register_tensors(self, Q=Q, K=K, V=V)
@@ -109,6 +113,7 @@ class SelfAttention(AttentionMap, Field):
         grows along the flow. For `Sinkhorn`, the entropic transport cost
         $E=c\min_\pi\int-\langle Qx,Ky\rangle\,d\pi+\mathrm{KL}(\pi|\mu\otimes\mu)$, which falls.
         """
+        check_measures(mu=mu)
         ratio, mu = self._ratio(), mu.normalise()
         relation = self.relation(mu)
         if isinstance(relation, Coupling):
@@ -126,6 +131,7 @@ class SelfAttention(AttentionMap, Field):
         $Z(x)=\int e^{\langle Qx,Ky\rangle}d\mu(y)$ for `Softmax`, $-2\int|V[\mu]|^2d\mu$ for
         `Sinkhorn`.
         """
+        check_measures(mu=mu)
         self._ratio()  # raises if there is no energy
         mu = mu.normalise()
         speed = self(mu, mu.atoms).square().sum(-1)

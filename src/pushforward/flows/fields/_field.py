@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import singledispatch
 from operator import is_
@@ -12,7 +12,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_kind, check_number
+from ..._tools.checks import check_finite, check_kind, check_number
 from ...maps import (
     Answer,
     Composition,
@@ -20,6 +20,7 @@ from ...maps import (
     InContextMap,
     Lipschitz,
     Residual,
+    checked_bound,
     lipschitz_bound,
     relations_inside,
     with_children,
@@ -99,6 +100,8 @@ def at_time(gamma: InContextMap, t: float) -> InContextMap:
         gamma: the map.
         t: the time.
     """
+    check_kind("gamma", gamma, InContextMap, "For example `pf.Attention(2)`.")
+    check_finite("t", t)
     return gamma
 
 
@@ -131,18 +134,18 @@ def summands(field: InContextMap) -> list[InContextMap]:
     return list(field) if isinstance(field, Sum) else []
 
 
-def _share_space(whole: Field, fields: Sequence[InContextMap]) -> None:
+def _share_space(whole: Field, fields: Sequence[InContextMap], name: str = "fields") -> None:
     """Give a field the dimensions and the manifold of its parts; raise if these differ."""
     if not fields:
         raise ValueError("Expected at least one field, got none.")
     for field in fields:
-        fix = "A module becomes one with `pf.Pointwise(module)`."
-        check_kind("fields", field, InContextMap, fix)
-    for name in ("dim", "context_dim", "out_dim"):
-        sizes = {getattr(f, name) for f in fields} - {None}
+        fix = "Make one of a module with `pf.Pointwise(module)`."
+        check_kind(name, field, InContextMap, fix)
+    for dim in ("dim", "context_dim", "out_dim"):
+        sizes = {getattr(f, dim) for f in fields} - {None}
         if len(sizes) > 1:
             raise ValueError(f"Fields must share their space, got dimensions {sorted(sizes)}.")
-        setattr(whole, name, sizes.pop() if sizes else None)
+        setattr(whole, dim, sizes.pop() if sizes else None)
     manifolds = {manifold_of(f) for f in fields}
     if len(manifolds) > 1:
         raise ValueError(f"Fields must share their manifold, got {sorted(map(str, manifolds))}.")
@@ -192,7 +195,7 @@ class Sum(Container, Field):
 @lipschitz_bound.register(Sum)
 def _(gamma: Sum, radius: float) -> Lipschitz:
     """The sum of the bounds."""
-    first, *others = (lipschitz_bound(part, radius) for part in gamma)
+    first, *others = (checked_bound(part, radius) for part in gamma)
     return sum(others, first)
 
 
@@ -212,8 +215,8 @@ class Tangent(Container, Field):
 
     def __init__(self, field: InContextMap, manifold: Manifold) -> None:
         super().__init__()
-        _share_space(self, [field])
-        check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
+        _share_space(self, [field], "field")
+        check_kind("manifold", manifold, Manifold, "For example `pf.Sphere()`.")
         self.field, self.manifold = field, manifold
 
     def condition(
@@ -229,7 +232,7 @@ class Tangent(Container, Field):
 @lipschitz_bound.register(Tangent)
 def _(gamma: Tangent, radius: float) -> Lipschitz:
     """The bound of the field, and that of the projection of a vector as long as it."""
-    bound = lipschitz_bound(gamma.field, radius)
+    bound = checked_bound(gamma.field, radius)
     return replace(bound, x=bound.x + projection_lipschitz(gamma.manifold, bound.reach))
 
 
@@ -256,7 +259,10 @@ class Layers(TimeDependent, Container):
 
     def __init__(self, layers: Sequence[InContextMap], *, t1: float = 1.0) -> None:
         super().__init__()
-        _share_space(self, list(layers))
+        if not isinstance(layers, Iterable) or isinstance(layers, str | Tensor):
+            raise TypeError(f"`layers` must be a list of layers, got {type(layers).__name__}.")
+        layers = list(layers)
+        _share_space(self, layers, "layers")
         check_number("t1", t1)
         # Layers with other numbers of heads may have tensors of the same shapes.
         kinds = [[(type(m), m.extra_repr()) for m in layer.modules()] for layer in layers]

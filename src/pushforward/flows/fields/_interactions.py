@@ -9,7 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..._tools.checks import check_floating, check_kind, check_number, check_sizes
+from ..._tools.checks import (
+    check_callable,
+    check_finite,
+    check_flags,
+    check_floating,
+    check_kind,
+    check_same,
+    check_sizes,
+    check_values_finite,
+)
 from ..._tools.precision import widen
 from ..._tools.tiles import over_tiles, row_tiles
 from ..._tools.types import Images, Queries
@@ -42,7 +51,8 @@ class Pairwise(Field):
     def __init__(self, kernel: PairKernel, *, manifold: Manifold | None = None) -> None:
         super().__init__()
         manifold = Euclidean() if manifold is None else manifold
-        check_kind("manifold", manifold, Manifold, "Use `pf.Sphere()`, say.")
+        check_callable("kernel", kernel, "a function K(x, y) of points")
+        check_kind("manifold", manifold, Manifold, "For example `pf.Sphere()`.")
         self.kernel, self.manifold = kernel, manifold
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
@@ -113,6 +123,9 @@ class Linear(Field):
             raise ValueError(
                 f"`A` and `B` must be square and alike, got {tuple(A.shape)} and {tuple(B.shape)}."
             )
+        for what in ("dtype", "device"):
+            check_same(what, ("A", A), ("B", B))
+        check_values_finite(A=A, B=B)
         self.dim = self.context_dim = self.out_dim = len(A)
         register_tensors(self, A=A, B=B)
 
@@ -146,7 +159,8 @@ class Kuramoto(Field):
 
     def __init__(self, coupling: float = 1.0, *, dim: int = 1, frequencies: bool = False) -> None:
         super().__init__()
-        check_number("coupling", coupling, least=-float("inf"))
+        check_finite("coupling", coupling)
+        check_flags(frequencies=frequencies)
         check_sizes(dim=dim)
         self.coupling, self.frequencies = coupling, frequencies
         self.dim = self.context_dim = self.out_dim = dim * (2 if frequencies else 1)

@@ -10,7 +10,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from ..._tools.checks import check_number, check_sizes, holds
+from ..._tools.checks import check_kind, check_number, check_optional_sizes, holds
 
 
 class Manifold(ABC):
@@ -132,7 +132,7 @@ class Torus(Manifold):
 
     def __post_init__(self) -> None:
         check_number("period", self.period)
-        check_sizes(axes=self.axes)
+        check_optional_sizes(axes=self.axes)
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         return v
@@ -173,6 +173,7 @@ def projection_lipschitz(manifold: Manifold, size: float) -> float:
         >>> pf.fields.projection_lipschitz(pf.Sphere(2.0), 3.0)
         3.0
     """
+    check_kind("manifold", manifold, Manifold, "For example `pf.Sphere()`.")
     raise NotImplementedError(f"No Lipschitz bound on {manifold} is known here.")
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..._tools.checks import check_kind
+from ..._tools.checks import check_callable, check_kind
 from ..._tools.precision import widen
 from ..._tools.types import Images, Queries
 from ...maps import Answer, Container, InContextMap, within
@@ -36,7 +36,7 @@ class SecondOrder(Container, Field):
 
     def __init__(self, force: InContextMap) -> None:
         super().__init__()
-        check_kind("force", force, InContextMap, "Use `pf.fields.Pairwise(kernel)`, say.")
+        check_kind("force", force, InContextMap, "For example `pf.fields.Pairwise(kernel)`.")
         self.force = force
 
     def condition(
@@ -87,6 +87,8 @@ class CuckerSmale(Field):
 
     def __init__(self, influence: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
+        if influence is not None:
+            check_callable("influence", influence, "a function of distances")
         self.influence = _slow_decay if influence is None else influence
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:

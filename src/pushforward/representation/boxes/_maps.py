@@ -11,15 +11,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..._tools.checks import check_callable
 from ...flows import Euclidean, Manifold
 from ...maps import InContextMap
-from ...measures import Measure, MeasureMap
+from ...measures import Measure, MeasureMap, check_measures
 from .._errors import BlackBoxError, call_model
 from .._probes import Decode, Excess
 from .._small_mass import default_eta, richardson
 from ..continuity import ImageFinder
 from ._black_box import BlackBox
 from ._calls import finite
+
+
+def check_map(f: object) -> None:
+    """Raise unless `f` can be called like a map between measures."""
+    check_callable("f", f, "a function of a Measure to a Measure, or an in-context map")
 
 
 class MapBox(BlackBox):
@@ -44,8 +50,9 @@ class MapBox(BlackBox):
     weighted = True
 
     def __init__(self, f: MeasureMap | InContextMap, example: Measure | None = None) -> None:
-        if not callable(f):
-            raise TypeError(f"`f` must map a Measure to a Measure, got {type(f).__name__}.")
+        check_map(f)
+        if example is not None:
+            check_measures(example=example)
         self.model, self.manifold = f, _manifold(f)
         self.gamma = f if isinstance(f, InContextMap) else None
         """The in-context map, None if all that is known is a function of measures."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._tools.checks import check_callable, check_flags
 from ...measures import Measure
 from .._errors import BlackBoxError, call_model
 from ..continuity import ImageFinder
@@ -31,6 +32,8 @@ class QueryBox(BlackBox):
     """
 
     def __init__(self, model: Callable[..., Any], set_axis: bool) -> None:
+        check_callable("model", model, "a module or a function of a context and queries")
+        check_flags(set_axis=set_axis)
         self.model, self.set_axis = model, set_axis
         self.independent = False
         """Whether the queries of one call do not change each other's outputs."""

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..._tools.checks import check_callable, check_flags, check_sizes
 from ...measures import Measure
 from .._errors import BlackBoxError, CallRejected, call_model
 from ..continuity import ImageFinder
@@ -49,6 +50,9 @@ class TokenBox(BlackBox):
         pooled: bool = False,
         tokens: int = 256,
     ) -> None:
+        check_callable("model", model, "a module or a function of tokens")
+        check_flags(set_axis=set_axis, pooled=pooled)
+        check_sizes(tokens=tokens)
         self.model, self.set_axis, self.pooled, self.tokens = model, set_axis, pooled, tokens
         self.tokens_per_query = 0 if pooled else 1
         self.independent = False

@@ -7,7 +7,7 @@ import math
 import torch
 
 from ..._tools.checks import check_sizes
-from ...measures import Measure
+from ...measures import Measure, check_measures
 
 
 def counterexample(mu: Measure) -> Measure:
@@ -19,6 +19,7 @@ def counterexample(mu: Measure) -> Measure:
     $\mu_n^\pm=(1-\frac1n)\delta_1+\frac1n\delta_{\pm1/n}\to\delta_1$ the light atom goes to
     $\pm\frac13$, although the atom itself tends to 0 from both sides [A, eq. 73].
     """
+    check_measures(mu=mu)
     first = mu.atoms[..., 0]
     s = mu.normalise().integrate((2 - 4 * first.abs()).clamp(0, 1))[..., None]
     inside = (first.abs() < 0.5) & (s > 0)
@@ -33,6 +34,7 @@ def smooth_counterexample(mu: Measure) -> Measure:
     In any dimension, with $\eta(x)=(1-4|x|^2)_+^2$ and $s=\int\eta\,d\mu$:
     $T_s(x)=x+\frac12\eta(x)\frac x{\sqrt{s^2+4|x|^2}}$. The limits are $\pm\frac1{2\sqrt5}$.
     """
+    check_measures(mu=mu)
     x = mu.atoms
     square = x.square().sum(-1)
     bump = (1 - 4 * square).clamp_min(0).square()
@@ -44,11 +46,13 @@ def smooth_counterexample(mu: Measure) -> Measure:
 
 def bayes(mu: Measure) -> Measure:
     r"""A Bayes update, $d\mu'\propto e^{x_1}d\mu$: weights change, so it is no push-forward."""
+    check_measures(mu=mu)
     return Measure.unchecked(mu.atoms, mu.log_weights + mu.atoms[..., 0])
 
 
 def splitting(mu: Measure) -> Measure:
     r"""Every atom becomes two halves, at $x\pm\frac14e_1$: no push-forward splits atoms."""
+    check_measures(mu=mu)
     step = torch.zeros_like(mu.atoms[..., :1, :])
     step[..., 0] = 0.25
     logs = mu.log_weights - math.log(2)
@@ -59,6 +63,7 @@ def splitting(mu: Measure) -> Measure:
 
 def length_temperature(mu: Measure) -> Measure:
     r"""Attention with temperature $1/\log n$ for $n$ tokens: doubling the sequence changes it."""
+    check_measures(mu=mu)
     x = mu.atoms
     scores = math.log(mu.n + 1) * (x @ x.mT) + mu.log_weights[..., None, :]
     return mu.moved(x + scores.softmax(-1) @ x)
@@ -66,11 +71,14 @@ def length_temperature(mu: Measure) -> Measure:
 
 def unweighted_mean(mu: Measure) -> Measure:
     r"""$x$ plus the mean of the list of points: weights are ignored."""
+    check_measures(mu=mu)
     return mu.moved(mu.atoms + mu.atoms.mean(-2, keepdim=True))
 
 
 def top_k(mu: Measure, k: int = 2) -> Measure:
     r"""Attention to the $k$ tokens of highest score: tokens are counted, not weighed."""
+    check_measures(mu=mu)
+    check_sizes(k=k)
     x = mu.atoms
     scores = x @ x.mT
     least = scores.topk(min(k, mu.n), -1).values[..., -1:]
@@ -95,7 +103,7 @@ def alice_elise(n: int) -> tuple[Measure, Measure]:
     """
     check_sizes(n=n)
     if n < 3:
-        raise ValueError(f"The prompt has at least 3 tokens, got {n}.")
+        raise ValueError(f"`n` must be at least 3, the tokens near 0, got {n}.")
     tokens = torch.full((n, 1), 0.8, dtype=torch.float64)
     tokens[:3, 0] = torch.tensor([0.002, 0.1, -0.1], dtype=torch.float64)
     others = tokens.clone()

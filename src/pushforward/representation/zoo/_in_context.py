@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..._tools.checks import check_sizes
+from ..._tools.checks import check_finite, check_number, check_seed, check_sizes
 from ...flows import RK4, Flow
 from ...flows.fields import Linear, SelfAttention
 from ...maps import MLP, Compose, InContextMap, Residual
-from ...measures import Measure
+from ...measures import Measure, check_measures
 
 
 def attention(dim: int, scale: float = 1.0, seed: int = 0) -> InContextMap:
@@ -22,6 +22,8 @@ def attention(dim: int, scale: float = 1.0, seed: int = 0) -> InContextMap:
         seed: of random matrices.
     """
     check_sizes(dim=dim)
+    check_finite("scale", scale)
+    check_seed(seed)
     draw = torch.Generator().manual_seed(seed)
     Q, K, V = (torch.randn(3, dim, dim, generator=draw, dtype=torch.float64) / dim**0.5).unbind(0)
     return Residual(SelfAttention(scale * Q, K, V))
@@ -36,6 +38,8 @@ def stack(dim: int, depth: int = 3, scale: float = 1.0, seed: int = 0) -> InCont
         scale: of the query matrices.
         seed: of random matrices.
     """
+    check_sizes(depth=depth)
+    check_seed(seed)
     layers: list[InContextMap] = []
     for k in range(depth):
         layers.append(attention(dim, scale, seed + k))
@@ -50,6 +54,8 @@ def mlp(dim: int, seed: int = 0) -> InContextMap:
         dim: dimension of the points.
         seed: of random matrices.
     """
+    check_sizes(dim=dim)
+    check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MLP(dim, 4 * dim, skip=True).to(torch.float64)
@@ -62,6 +68,8 @@ def vlasov(dim: int, seed: int = 0) -> InContextMap:
         dim: dimension of the points.
         seed: of random matrices.
     """
+    check_sizes(dim=dim)
+    check_seed(seed)
     draw = torch.Generator().manual_seed(seed)
     A, B = (torch.randn(2, dim, dim, generator=draw, dtype=torch.float64) / 2).unbind(0)
     return Flow(Linear(A, B), t1=1.0, solver=RK4(steps=5))
@@ -69,9 +77,12 @@ def vlasov(dim: int, seed: int = 0) -> InContextMap:
 
 def steep(mu: Measure) -> Measure:
     r"""$\tanh(10^6x)$: continuous, with a slope of $10^6$."""
+    check_measures(mu=mu)
     return mu.push(lambda x: (1e6 * x).tanh())
 
 
 def root(mu: Measure, exponent: float = 0.5) -> Measure:
     r"""$\operatorname{sign}(x)|x|^p$: continuous, not Lipschitz."""
+    check_measures(mu=mu)
+    check_number("exponent", exponent)
     return mu.push(lambda x: x.sign() * x.abs() ** exponent)

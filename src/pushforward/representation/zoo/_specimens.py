@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..._tools.checks import check_seed, check_sizes
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap
 from .._characterise import Verdict
@@ -49,6 +50,8 @@ def specimens(dim: int = 2, seed: int = 0) -> list[Specimen]:
         >>> len({s.verdict for s in pf.representation.zoo.specimens()})
         5
     """
+    check_sizes(dim=dim)
+    check_seed(seed)
     good: dict[str, tuple[MeasureMap | InContextMap, Callable]] = {
         "attention": (attention(dim, 1.0, seed), attention),
         "attention, scale 5": (attention(dim, 5.0, seed), attention),
