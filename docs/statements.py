@@ -34,6 +34,9 @@ def tables() -> str:
 
 
 def _row(s: dict) -> str:
+    """A row; a bar within a cell would end it."""
     note = f" *{s['note']}*" if s["note"] else ""
-    cells = (f"`{s['id']}`<br>{s['source']}", f"{s['text']}{note}<br>${s['formula']}$", s["said"])
-    return "| " + " | ".join(cell.replace("|", r"\vert ") for cell in cells) + " |"
+    formula = s["formula"].replace(r"\|", r"\Vert ").replace("|", r"\vert ").strip()
+    cells = (f"`{s['id']}`<br>{s['source']}", f"{s['text']}{note}", s["said"])
+    first, says, result = (cell.replace("|", "&#124;") for cell in cells)
+    return f"| {first} | {says}<br>${formula}$ | {result} |"
