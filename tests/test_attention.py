@@ -1,8 +1,10 @@
 """Attention: heads, affinities, normalisers, masks, cross-attention."""
 
+import math
+
 import pytest
 import torch
-from cases import attention, measure, queries, transformer, worst
+from cases import ATTENTIVE, attention, measure, queries, transformer, worst
 
 import pushforward as pf
 
@@ -238,3 +240,28 @@ def test_hardmax_attention():
     assert worst(kappa.matrix().sum(-1), torch.ones(1, 4)) < 1e-15
     joint = kappa[0].joint(mu)
     assert worst(joint.matrix().sum(), torch.tensor(1.0)) < 1e-14
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (40_000,)], ids=str)
+@pytest.mark.parametrize("parameter", ["Q", "K", "V"])
+def test_attention_with_a_nan_parameter_gives_nan_whatever_the_batch(parameter, batch):
+    gamma = pf.Attention(2).float()
+    getattr(gamma, parameter).weight.data[0, 0] = math.nan
+    mu = pf.Measure(torch.randn(*batch, 6, 2, dtype=torch.float32))
+    assert gamma.push(mu).atoms.isnan().any(-1).all()
+
+
+@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+@pytest.mark.parametrize("name", [n for n in ATTENTIVE if "tolerance" not in n])
+def test_every_layer_keeps_nan(name, impl):
+    """A NaN in a matrix of queries reaches the images, or is refused where a solve reads it."""
+    gamma = ATTENTIVE[name](impl)
+    layer = next(m for m in gamma.modules() if isinstance(m, pf.Attention))
+    layer.Q.weight.data.fill_(math.nan)
+    mu = measure()
+    try:
+        images = gamma.push(mu).atoms
+    except ValueError as error:
+        assert "finite" in str(error) and "unbalanced" in name
+    else:
+        assert images.isnan().any()

@@ -1,5 +1,7 @@
 """Relations of attention layers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from related import TIGHT, cloud
@@ -101,3 +103,99 @@ def test_half_precision_stays_so_at_other_queries():
     relation = gamma.relation(mu)
     assert relation.scores.queries.points.dtype == torch.bfloat16
     assert relation.scores.dtype == relation.g.dtype == torch.float32
+
+
+class Sharp(pf.Normaliser):
+    """A temperature of its own, in front of another normaliser."""
+
+    def __init__(self, inner):
+        self.inner, self.needs_query_measure = inner, inner.needs_query_measure
+
+    def relate(self, scores, log_a, log_b, *, start=None):
+        return self.inner.relate(scores.scaled(2.0), log_a, log_b)
+
+
+class Extended(Sharp):
+    """The same, saying what holds at other queries."""
+
+    def relate(self, scores, log_a, log_b, *, start=None):
+        inner = super().relate(scores, log_a, log_b)
+        there = lambda scores, log_a: inner.at(scores.scaled(2.0), log_a)
+        return replace(inner, extension=there)
+
+
+def sharpened(normaliser, base):
+    """Two layers with the same parameters: one sharpens, the other has twice the scale."""
+    torch.manual_seed(1)
+    gamma = pf.Attention(2, heads=2, affinity=pf.Dot(1.0), normaliser=normaliser)
+    twice = pf.Attention(2, heads=2, affinity=pf.Dot(2.0), normaliser=base)
+    twice.load_state_dict(gamma.state_dict())
+    return gamma, twice
+
+
+@pytest.mark.parametrize(
+    "base",
+    [pf.Softmax(), pf.relations.Sigmoid(), pf.relations.Exponential(), pf.relations.Hardmax()],
+    ids=str,
+)
+def test_a_normaliser_made_of_another_keeps_what_it_does_at_new_queries(base):
+    gamma, twice = sharpened(Sharp(base), base)
+    mu, x = cloud(8), torch.randn(5, 2)
+    assert torch.allclose(gamma(mu, x), twice(mu, x), atol=1e-12)
+    others = pf.Measure(x)
+    here, there = (layer.relation(mu, others) for layer in (gamma, twice))
+    assert torch.allclose(here.matrix(), there.matrix(), atol=1e-12)
+
+
+@pytest.mark.parametrize("base", [pf.Softmax(), pf.relations.Sigmoid()], ids=str)
+def test_at_of_a_normaliser_made_of_another(base):
+    mu, nu, others = cloud(6), cloud(5), cloud(4)
+    relation = pf.relate(mu, nu, normaliser=Sharp(base))
+    expected = pf.relate(others, nu, affinity=pf.Dot(2.0), normaliser=base)
+    scores = pf.Dot(1.0).scores(others, nu)
+    log_a = others.log_weights.log_softmax(-1)
+    there = relation.at(scores, log_a)
+    assert torch.allclose(there.matrix(), expected.matrix(), atol=1e-12)
+    again = there.at(scores, log_a)  # and from there on
+    assert torch.allclose(again.matrix(), expected.matrix(), atol=1e-12)
+
+
+@pytest.mark.parametrize("base", [TIGHT, pf.relations.DualSoftmax()], ids=str)
+def test_where_columns_need_all_queries_the_author_says_what_holds_elsewhere(base):
+    mu, x = cloud(8), torch.randn(5, 2)
+    gamma, twice = sharpened(Sharp(base), base)
+    with pytest.raises(ValueError, match="would forget what Sharp did"):
+        gamma(mu, x)
+    gamma, twice = sharpened(Extended(base), base)
+    assert torch.allclose(gamma(mu, x), twice(mu, x), atol=1e-8)
+
+
+def test_a_normaliser_must_return_a_relation():
+    class Wrong(pf.Normaliser):
+        def relate(self, scores, log_a, log_b, *, start=None):
+            return scores.matrix()
+
+    mu = cloud(4)
+    with pytest.raises(TypeError, match="must be a Relation, got Tensor"):
+        pf.relate(mu, mu, normaliser=Wrong())
+
+
+@pytest.mark.parametrize("start", [0, -(2**63)], ids=["from zero", "from the lowest"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int8, torch.int64], ids=str)
+def test_causal_relations_at_times_of_every_dtype(dtype, start):
+    """The order of times is turned round for the columns: no negation may wrap."""
+    if start and dtype != torch.int64:
+        start = torch.iinfo(dtype).min
+    causal = pf.Attention(2, mask=pf.Causal())
+    x = torch.randn(4, 2)
+    relation = lambda times: causal.relation(pf.Measure(x, times=times))[0]
+    got = relation((torch.arange(4) + start).to(dtype))
+    assert torch.equal(got.matrix(), relation(torch.arange(4.0)).matrix())
+    joint = got.joint(pf.Measure(x))
+    assert torch.allclose(joint.marginals()[1], got.matrix().mean(0), atol=1e-12)
+    assert float(joint.matrix().sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_times_of_uint64_are_refused():
+    with pytest.raises(TypeError, match="uint64"):
+        pf.Measure(torch.randn(4, 2), times=torch.arange(4).to(torch.uint64))

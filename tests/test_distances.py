@@ -6,6 +6,7 @@ import time
 import numpy as np
 import ot
 import pytest
+import scipy.optimize
 import scipy.stats
 import torch
 from cases import measure, worst
@@ -343,3 +344,21 @@ def test_empty_batches():
     none = pf.Measure.stack([cloud(4), cloud(4)])[:0]
     for name, distance in ALL.items():
         assert distance(none, none).shape == (0,), name
+
+
+@pytest.mark.parametrize("dim", [2, 8, 64])
+@pytest.mark.parametrize("kind", ["random", "moved", "clustered", "tied"])
+def test_equal_clouds_against_an_assignment(kind, dim):
+    """The network simplex finds the cost of SciPy's assignment, for p = 1 and 2."""
+    x, y = torch.randn(120, dim), torch.randn(120, dim)
+    if kind == "moved":
+        y = x.flip(0) + 3
+    elif kind == "clustered":
+        x, y = (5 * torch.randn(6, dim)[torch.randint(6, (120,))] + 0.1 * t for t in (x, y))
+    elif kind == "tied":
+        x, y = x.round(), y.round()
+    for p in (1, 2):
+        cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** p
+        best = cost[scipy.optimize.linear_sum_assignment(cost.numpy())].mean() ** (1 / p)
+        got = pf.wasserstein(pf.Measure(x), pf.Measure(y), p=p)
+        assert float(got) == pytest.approx(float(best), rel=1e-12)

@@ -338,9 +338,9 @@ CASES = {
         lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(steps=5)),
         "needs plans to a tolerance",
     ),
-    "a divergence with slack": (
-        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(slack=1.0)),
-        "Leave `slack` out",
+    "a divergence with two slacks": (
+        lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Sinkhorn(slack=(1.0, 2.0))),
+        "treats both measures alike",
     ),
     "a divergence by softmax": (
         lambda: pf.sinkhorn_divergence(MU, MU, eps=1.0, normaliser=pf.Softmax()),

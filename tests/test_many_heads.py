@@ -6,6 +6,7 @@ import pytest
 import torch
 from heads import sinkhorn_head, softmax_head, weights
 
+import pushforward as pf
 from pushforward.approximation import (
     birkhoff,
     realise_heads,
@@ -161,3 +162,17 @@ def test_permutation_heads_need_no_sinkhorn_iteration():
     heads = birkhoff(torch.eye(7)[torch.randperm(7)])
     blunt = softmax_head(heads.q[0] / 50, heads.k, torch.zeros(7)).exp()
     assert (blunt.sum(0) - 1).abs().max() < 1e-14 and blunt.max() < 0.9
+
+
+def test_birkhoff_takes_what_doubly_stochastic_certifies():
+    for seed in range(40):
+        torch.manual_seed(seed)
+        result = pf.doubly_stochastic(torch.randn(6, 6))
+        heads = birkhoff(result.scaled)
+        assert result.converged and heads.bound <= 6 * result.residual + 1e-12
+
+
+def test_the_message_shows_how_far_sums_are_off():
+    wrong = torch.full((2, 2), 0.5) + torch.tensor([[1e-4, 0.0], [0.0, 0.0]])
+    with pytest.raises(ValueError, match=r"off by up to 1.0e-04; at most 1.0e-05"):
+        birkhoff(wrong)

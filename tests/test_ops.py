@@ -265,3 +265,131 @@ def test_integer_times_are_not_rounded():
     times = torch.tensor([2.0**24], dtype=torch.float32), torch.tensor([2**24 + 1])
     for impl in ops.IMPLS:
         assert ops.log_integral(one, one, torch.zeros(1), times=times, impl=impl) == -torch.inf
+
+
+def _small(n, dtype):
+    return (
+        torch.randn(3, 2, dtype=dtype),
+        torch.randn(n, 2, dtype=dtype),
+        torch.randn(n, 2, dtype=dtype),
+        torch.randn(n, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize("guard", [True, False], ids=["guarded", "unguarded"])
+@pytest.mark.parametrize("wrong", ["query", "infinite query", "key", "last key", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_is_nan_stays_nan(dtype, wrong, guard):
+    """The streamed average is NaN exactly where the reference is; fused attention may say 0."""
+    for n in (1, 2, 3, 6, 7, 8, 15, 16, 17, 40):
+        q, k, v, b = _small(n, dtype)
+        match wrong:
+            case "query":
+                q[1, 0] = math.nan
+            case "infinite query":
+                q[1, 0] = math.inf
+            case "key":
+                k[0, 1] = math.nan
+            case "last key":
+                k[-1, 0] = math.nan
+            case "bias":
+                b[n // 2] = math.nan
+        got, expected = (ops.average(q, k, v, b, impl=i, guard=guard) for i in ops.IMPLS)
+        assert torch.equal(got.isnan(), expected.isnan()) and expected.isnan().any()
+
+
+@pytest.mark.parametrize("impl", ops.IMPLS)
+def test_gradients_of_what_is_nan_are_nan(impl):
+    """Those of parameters that a NaN row reaches; another row's query has its own gradient."""
+    q, k, v, b = _small(6, torch.float64)
+    q[1] = math.nan
+    inputs = [t.requires_grad_() for t in (q, k, v, b)]
+    dq, dk, dv, db = torch.autograd.grad(ops.average(*inputs, impl=impl).sum(), inputs)
+    assert dk.isnan().any() and dv.isnan().any() and db.isnan().any()
+    assert dq[1].isnan().any() and dq[0].isfinite().all() and dq[2].isfinite().all()
+
+
+def test_a_context_without_mass_is_no_nan():
+    q, k, v, b = _small(6, torch.float32)
+    b[:] = -torch.inf
+    assert (ops.average(q, k, v, b, impl="streamed") == 0).all()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_keys_of_width_zero_leave_the_bias(width):
+    q, k = torch.zeros(2, 0), torch.zeros(3, 0)
+    v, bias = torch.randn(3, width), torch.tensor([0.0, 1.0, 2.0])
+    got = ops.average(q, k, v, bias, impl="streamed")
+    assert torch.allclose(got, (bias.softmax(0) @ v).expand(2, width))
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e31, 1e300])
+def test_an_atom_without_mass_never_beats_one_of_a_very_low_score(scale):
+    q, k = torch.ones(1, 1), torch.tensor([[-1.0], [0.0]])
+    v, bias = torch.tensor([[3.0], [5.0]]), torch.tensor([0.0, -math.inf])
+    assert ops.average(q, k, v, bias, scale=scale, impl="streamed").item() == 3.0
+
+
+STREAMED = {
+    "average": lambda q, k, v, b: ops.average(q, k, v, b, impl="streamed"),
+    "causal average": lambda q, k, v, b: ops.average(
+        q, k, v, b, times=(torch.arange(3), torch.zeros(6).long()), impl="streamed"
+    ),
+    "log-integral": lambda q, k, v, b: ops.log_integral(q, k, b, impl="streamed"),
+}
+
+
+@pytest.mark.parametrize("f", STREAMED.values(), ids=STREAMED)
+def test_second_derivatives_of_streamed_reductions_are_refused(f):
+    inputs = [t.requires_grad_() for t in _small(6, torch.float64)]
+    for wanted in (0, 1, 3):
+        (first,) = torch.autograd.grad(
+            f(*inputs).square().sum(), inputs[wanted], create_graph=True
+        )
+        with pytest.raises(NotImplementedError, match="no second derivative.*reference"):
+            torch.autograd.grad(first.sum(), inputs[0])
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_reductions_under_torch_func(name):
+    """The fused average has its Jacobian; the others say what to use."""
+    q, *rest = _small(6, torch.float64)
+    f = lambda q: STREAMED[name](q, *rest)
+    exact = lambda q: ops.average(q, *rest, impl="reference")
+    if name == "average":
+        jacobian = torch.func.jacrev(f)(q)
+        assert torch.allclose(jacobian, torch.func.jacrev(exact)(q), atol=1e-12)
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            torch.func.hessian(f)(q)
+        return
+    for transform in (
+        lambda: torch.func.jacrev(f)(q),
+        lambda: torch.func.grad(lambda q: f(q).sum())(q),
+        lambda: torch.autograd.functional.jacobian(f, q, vectorize=True),
+    ):
+        with pytest.raises(NotImplementedError, match="no derivative under `torch.func`"):
+            transform()
+
+
+TIMES = [torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int64, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TIMES, ids=str)
+def test_times_of_every_dtype_are_compared_as_numbers(dtype):
+    q, k, v, b = _small(6, torch.float64)
+    late, early = torch.tensor([0, 3, 5]), torch.arange(6)
+    for impl in ops.IMPLS:
+        run = lambda *times, impl=impl: ops.average(q, k, v, b, times=times, impl=impl)
+        expected = run(late.double(), early.double())
+        assert torch.equal(run(late.to(dtype), early.to(dtype)), expected)
+        assert torch.equal(run(late.to(dtype), early), expected)
+
+
+def test_whole_times_are_not_rounded_beside_float32():
+    """2^24 + 1 is after 2^24, and float32 has no 2^24 + 1."""
+    q, k, v, b = _small(2, torch.float64)
+    keys = torch.tensor([2**24, 2**24 + 1])
+    for queries in (torch.full((3,), 2.0**24).float(), torch.full((3,), 2**24).int()):
+        for impl in ops.IMPLS:
+            got = ops.average(q, k, v, b, times=(queries, keys), impl=impl)
+            assert torch.equal(got, v[:1].expand(3, 2))

@@ -1,5 +1,6 @@
 """What can be related: points, encoded or not, matrices, functions, batches, attention tensors."""
 
+import math
 import pickle
 import warnings
 
@@ -179,3 +180,97 @@ def test_an_ellipsis_stands_for_axes_of_the_batch(normaliser):
     mu = pf.Measure(torch.randn(2, 3, 5, 2))
     pi = pf.relate(mu, mu, normaliser=normaliser)
     assert torch.equal(pi[..., 0].matrix(), pi[:, 0].matrix())
+
+
+CLOSED = [
+    pf.Softmax(),
+    pf.Sinkhorn(),
+    pf.Sinkhorn(steps=3),
+    pf.Sinkhorn(slack=1.0),
+    pf.relations.DualSoftmax(),
+    pf.relations.Sigmoid(),
+    pf.relations.Exponential(),
+    pf.relations.Bilinear(),
+    pf.relations.Hardmax(),
+    pf.relations.Exact(),
+]
+
+
+@pytest.mark.parametrize("normaliser", CLOSED, ids=str)
+@pytest.mark.parametrize("wrong", [1e20, math.nan, math.inf], ids=str)
+def test_scores_that_are_not_finite_are_refused(normaliser, wrong):
+    """Dot products beyond float32 are, and so is what a function of pairs makes of them."""
+    mu = pf.Measure(torch.randn(5, 2, dtype=torch.float32))
+    far = wrong * mu.atoms.abs()
+    dots = lambda mu, nu, x, y: far.sum(-1)[:, None] * far.sum(-1)[None]
+    for affinity in (pf.Encoded(far, far), pf.Pairs(_tile_of(dots))):
+        with pytest.raises(ValueError, match="Scores must be finite"):
+            pf.relate(mu, mu, affinity=affinity, normaliser=normaliser)
+
+
+def _tile_of(function):
+    """A function of pairs that knows all its values: the rows asked for are found by shape."""
+    return lambda mu, nu, x, y: function(mu, nu, x, y)[: x.shape[-3], : y.shape[-2]]
+
+
+def test_a_bound_beyond_the_dtype_is_no_score():
+    """Long queries and long keys that are orthogonal have the score 0."""
+    mu = pf.Measure(torch.zeros(2, 2, dtype=torch.float32))
+    q, k = torch.tensor([[1e30, 0.0]]).float(), torch.tensor([[0.0, 1e30]]).float()
+    kappa = pf.relate(mu, mu, affinity=pf.Encoded(q.expand(2, 2), k.expand(2, 2)))
+    assert torch.equal(kappa.matrix(), torch.full((2, 2), 0.5).float())
+
+
+@pytest.mark.parametrize("normaliser", [pf.Sinkhorn(), pf.Sinkhorn(steps=5)], ids=str)
+def test_scores_too_large_to_balance_are_refused(normaliser):
+    """At 1e20, rounding of float64 moves a score by 1e4, and a mass by a factor of e^10000."""
+    mu = pf.Measure(torch.randn(30, 2))
+    for affinity in (pf.Matrix(1e20 * torch.randn(30, 30)), pf.SquaredDistance(1e-20)):
+        with pytest.raises(ValueError, match=r"at most 4.5e\+15 to be balanced in float64, got"):
+            pf.relate(mu, mu, affinity=affinity, normaliser=normaliser)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e9, 1e10, 1e12, 1e14])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_has_not_converged_warns(size, dtype):
+    mu = pf.Measure(torch.randn(20, 2, dtype=dtype))
+    ask = lambda affinity: pf.relate(
+        mu, mu, affinity=affinity, normaliser=pf.Sinkhorn(max_steps=300)
+    )
+    for affinity in (
+        pf.Matrix(size * torch.randn(20, 20, dtype=dtype)),
+        pf.SquaredDistance(1 / size),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pi = ask(affinity)
+        assert bool(caught) == (not pi.converged)
+
+
+def test_fixed_steps_promise_no_tolerance():
+    """They never warn; the error that is left is the residual."""
+    mu, nu = cloud(6), cloud(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pi = related(mu, nu, pf.Sinkhorn(steps=1), eps=0.05)
+    assert not pi.converged and pi.residual > 1e-3
+
+
+@pytest.mark.parametrize("normaliser", CLOSED, ids=str)
+def test_an_empty_batch_of_measures(normaliser):
+    mu, nu = pf.Measure(torch.zeros(0, 4, 2)), pf.Measure(torch.zeros(0, 3, 2))
+    relation = pf.relate(mu, nu, normaliser=normaliser)
+    assert relation.matrix().shape == (0, 4, 3)
+    assert relation.apply(nu.atoms).shape == (0, 4, 2)
+    if hasattr(relation, "residual"):
+        assert relation.residual.shape == (0,)
+    if isinstance(relation, pf.Conditional):
+        assert relation.joint(mu).residual.shape == (0,)
+
+
+def test_matrices_computed_in_float32_and_looked_at_in_float64():
+    attention = torch.randn(8, 100, 100, dtype=torch.float32).softmax(-1).double()
+    kappa = pf.Conditional.from_matrix(attention)
+    assert torch.allclose(kappa.matrix().sum(-1), torch.ones(8, 100), atol=1e-14)
+    pi = pf.Coupling.from_matrix(attention / 100)
+    assert torch.allclose(pi.matrix().sum((-1, -2)), torch.ones(8), atol=1e-14)

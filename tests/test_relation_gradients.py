@@ -96,3 +96,58 @@ def test_zero_mass_atoms_have_no_say_in_gradients():
     assert torch.isfinite(gx).all() and torch.isfinite(gy).all()
     row = pi.apply(y.detach())[1]  # a relation can be asked where there is no mass
     assert torch.isfinite(row).all()
+
+
+@pytest.mark.parametrize("even", [True, False], ids=["even", "weighted"])
+@pytest.mark.parametrize("p", [1, 2])
+def test_gradients_of_an_exact_cost(even, p):
+    """In points and weights, against finite differences and against `wasserstein`."""
+    torch.manual_seed(5)
+    x, y = torch.randn(5, 2, requires_grad=True), torch.randn(5 if even else 4, 2)
+    w = torch.ones(5) if even else torch.rand(5) + 0.5
+    w.requires_grad_()
+    power = lambda mu, nu, x, y: -((x - y).norm(dim=-1) ** p)
+    nu = pf.Measure(y)
+
+    def cost(x, w):
+        mu = pf.Measure(x, w)
+        return pf.relate(mu, nu, affinity=pf.Pairs(power), normaliser=pf.relations.Exact()).cost()
+
+    if not even:  # the cost of equal weights has a corner there: its duals are not unique
+        assert torch.autograd.gradcheck(cost, (x, w), eps=1e-7, atol=1e-5)
+    assert torch.autograd.gradcheck(lambda x: cost(x, w.detach()), x, eps=1e-7, atol=1e-5)
+    ours = torch.autograd.grad(cost(x, w), (x, w))
+    distance = pf.wasserstein(pf.Measure(x, w / w.sum()), nu, p=p) ** p
+    theirs = torch.autograd.grad(distance, (x, w))
+    for a, b in zip(ours[:1] if even else ours, theirs, strict=False):
+        assert torch.allclose(a, b, atol=1e-9)
+
+
+def test_gradients_of_an_exact_cost_of_points_in_a_batch():
+    x, y = torch.randn(3, 6, 2, requires_grad=True), torch.randn(3, 6, 2)
+    pi = pf.relate(
+        pf.Measure(x),
+        pf.Measure(y),
+        affinity=pf.SquaredDistance(0.3),
+        normaliser=pf.relations.Exact(),
+    )
+    (ours,) = torch.autograd.grad(pi.cost().sum(), x, retain_graph=True)
+    value = (pf.wasserstein(pf.Measure(x), pf.Measure(y), p=2) ** 2).sum()
+    (theirs,) = torch.autograd.grad(value, x)
+    assert torch.allclose(ours, theirs, atol=1e-9)
+    (back,) = torch.autograd.grad(pi.transpose().cost().sum(), x, retain_graph=True)
+    assert torch.allclose(back, theirs, atol=1e-9)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        torch.autograd.grad(pi.cost().sum(), x, create_graph=True)
+
+
+def test_gradients_of_the_cost_of_the_nearest():
+    """Of the joint of `Hardmax`: the chosen keys are fixed, their costs are not."""
+    x, y = torch.randn(6, 2, requires_grad=True), torch.randn(4, 2)
+    mu = pf.Measure(x)
+    kappa = pf.relate(
+        mu, pf.Measure(y), affinity=pf.SquaredDistance(1.0), normaliser=pf.relations.Hardmax()
+    )
+    (grad,) = torch.autograd.grad(kappa.joint(mu).cost(), x)
+    nearest = y[torch.cdist(x, y).argmin(-1)]
+    assert torch.allclose(grad, 2 * (x - nearest).detach() / 6, atol=1e-9)

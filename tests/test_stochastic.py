@@ -245,3 +245,24 @@ def test_autocast_changes_nothing():
 def test_errors_say_what_came_and_what_to_do(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("n", [4, 20])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf], ids=str)
+def test_logits_that_are_not_finite_are_flagged(n, wrong):
+    """Their matrix is NaN and has not converged; the others of the batch are as without them."""
+    logits = torch.randn(3, n, n)
+    good = doubly_stochastic(logits[[0, 2]]).scaled
+    logits[1, 2, 3] = wrong
+    result = doubly_stochastic(logits.requires_grad_())
+    assert result.converged.tolist() == [True, False, True]
+    assert result.scaled[1].isnan().any() and result.residual[1].isnan()
+    assert torch.allclose(result.scaled[[0, 2]], good, atol=1e-9)
+    (grad,) = torch.autograd.grad(result.scaled.square().sum(), logits)
+    assert grad[[0, 2]].isfinite().all()
+
+
+def test_no_matrices_at_all():
+    result = doubly_stochastic(torch.zeros(0, 4, 4, requires_grad=True))
+    assert result.scaled.shape == (0, 4, 4) and result.converged.shape == (0,)
+    result.scaled.sum().backward()

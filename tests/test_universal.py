@@ -360,9 +360,25 @@ def test_errors_say_what_to_do():
         Hats(torch.zeros(2), torch.tensor([1.0, 0.0]), 3)
     with pytest.raises(ValueError, match="`cells` must be at least 2"):
         Hats(torch.zeros(1), torch.ones(1), 1)
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\), got 0.1 and 1.0"):
+    with pytest.raises(ValueError, match="`delta` must be at least 0 and below 1, got 1.0"):
         SoftmaxApproximation(SoftNearest(0.1), hats, tau=0.1, delta=1.0)
     with pytest.raises(ValueError, match="on the line, got one in R.2"):
         QuantileCoupling()(cloud(5, 2), nu)
     with pytest.raises(TypeError, match="`second` must be a Coupling.*or couplings"):
         relation_distance(QuantileCoupling()(mu, nu), SoftNearest(0.1)(mu, nu), mu, nu)
+
+
+@pytest.mark.parametrize("tau", [0.0, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_uniform_bound_is_not_below_a_bound_it_bounds(tau, dtype):
+    mu = pf.Measure(torch.rand(5, 1, dtype=dtype))
+    zero, one = torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype)
+    for cells in range(2, 12):
+        hats = pf.approximation.Hats(zero, one, cells=cells)
+        near = pf.approximation.SinkhornApproximation(
+            pf.approximation.QuantileCoupling(), hats, tau=tau, delta=0.1
+        )
+        bound = near.bound(mu, mu).item()
+        torch.set_default_dtype(torch.float32)  # what users have
+        assert bound <= near.uniform_bound <= bound + 0.2 + 1e-6
+        torch.set_default_dtype(torch.float64)

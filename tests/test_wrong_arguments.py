@@ -55,6 +55,7 @@ EXCEPTIONS = {
     "MeasureMap": "a type",
     "Measure.unchecked": "unchecked by its name",
     "Formats.unchecked": "abstract",
+    "Normaliser.__call__": "`relate` and layers call it, with arguments they have checked",
     "Formats.cuda": "it needs a GPU",
     "Formats.to": "its arguments are those of `torch.Tensor.to`, which checks them",
     "Approximation.bound": "abstract",

@@ -16,6 +16,20 @@ class Plan(NamedTuple):
     """The dual potential on the columns."""
 
 
+def matching(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The permutation of least total cost, and the dual potentials of rows and columns.
+
+    POT's network simplex with weights of one, in which all sums are exact. SciPy's assignment
+    takes ten times as long on thousands of points in the plane that were all moved one way.
+    """
+    one = np.ones(len(cost))
+    plan, u, v = transport(one, one, cost)
+    columns = plan.argmax(-1)
+    if len(np.unique(columns)) < len(cost):  # not a vertex: never seen
+        columns = assignment(cost)
+    return columns, u, v
+
+
 def assignment(cost: np.ndarray) -> np.ndarray:
     """The permutation of least total cost: the column of each row, by SciPy."""
     try:

@@ -1,6 +1,6 @@
 """Results that can be differentiated once: a second derivative raises an error."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,6 +22,80 @@ class DifferentiableOnce(torch.autograd.Function):
         return grad, None
 
 
+class UsedOnce(torch.autograd.Function):
+    """The identity on what goes into an operator without second derivatives.
+
+    A second derivative meets the gradient that comes out of it first, and raises our error instead
+    of one from inside PyTorch. `torch.func` transforms it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, what: str) -> Tensor:
+        """The tensor; `what` names the operator in errors."""
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.what = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _NoGradient.apply(grad, ctx.what), None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Tensor:
+        refuse(no_tangent(ctx.what))
+
+
+class _NoGradient(torch.autograd.Function):
+    """The identity, with an error in place of a gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, what: str) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        ctx.what = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        refuse(no_second_derivative(ctx.what))
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Tensor:
+        refuse(no_second_derivative(ctx.what))
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise where a derivative that does not exist is asked for."""
+    raise NotImplementedError(message)
+
+
+def used_once(what: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, guarded where they have gradients; `torch.compile` takes them as they are."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return tensors
+    return tuple(UsedOnce.apply(t, what) if t.requires_grad else t for t in tensors)
+
+
+def no_second_derivative(what: str) -> str:
+    """The message where a streamed operator is differentiated twice."""
+    return f"{what} has no second derivative. Use `impl='reference'` for the reductions."
+
+
+def no_tangent(what: str) -> str:
+    """The message where forward-mode differentiation reaches a streamed operator."""
+    return (
+        f"{what} has no forward-mode derivative. Use reverse mode (`backward`, "
+        "`torch.autograd.grad`), or `impl='reference'` for the reductions."
+    )
+
+
 def refuse_second_derivative(what: str, fix: str = "") -> None:
     """Raise inside a `backward` whose graph is recorded for a second derivative.
 
@@ -39,7 +113,4 @@ def check_no_tangent(what: str, *tensors: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     if any(unpack_dual(t).tangent is not None for t in tensors):
-        raise NotImplementedError(
-            f"{what} has no forward-mode derivative. Use reverse mode (`backward`, "
-            "`torch.autograd.grad`), or `impl='reference'` for the reductions."
-        )
+        refuse(no_tangent(what))

@@ -1,7 +1,7 @@
 """Safe numbers: which dtype computes what, and logarithms of masses that may be zero.
 
 Log-weights and scores are never in half precision. The logarithm of 0 is minus infinity, without
-NaN in gradients.
+NaN in gradients. Times are compared in a dtype that holds them all.
 """
 
 import math
@@ -12,6 +12,9 @@ from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
 _UNCHANGED = nullcontext()
+
+TimesOfBoth = tuple[Tensor, Tensor]
+"""Times of queries and of atoms."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -61,3 +64,39 @@ def safe_softmax(scores: Tensor) -> Tensor:
     """Softmax over the last axis; zero, without gradient, if all scores are minus infinity."""
     empty = (scores == -torch.inf).all(-1, keepdim=True)
     return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
+
+
+def comparable(times: TimesOfBoth) -> TimesOfBoth:
+    """Both times in one signed dtype in which no time is rounded.
+
+    Integers stay integers. Beside floating point they become float64, because float32 has no odd
+    numbers above 2^24.
+    """
+    first, second = map(signed_times, times)
+    if first.dtype == second.dtype:
+        return first, second
+    if first.is_floating_point() or second.is_floating_point():
+        return first.double(), second.double()
+    return first.long(), second.long()
+
+
+def reversed_order(times: TimesOfBoth) -> TimesOfBoth:
+    """Times of atoms and of queries in the opposite order: late becomes early.
+
+    Integers are complemented, -t - 1, because -t leaves the dtype at its lowest number.
+    """
+    queries, atoms = comparable(times)
+    back = torch.neg if queries.is_floating_point() else torch.bitwise_not
+    return back(atoms), back(queries)
+
+
+def signed_times(times: Tensor) -> Tensor:
+    """Unsigned and boolean times as int64."""
+    if times.dtype == torch.uint64:
+        raise TypeError(
+            "Times must be signed integers or floating point, got torch.uint64, which int64 does "
+            "not hold. Convert with `times.to(torch.int64)`."
+        )
+    if times.dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32):
+        return times.long()
+    return times

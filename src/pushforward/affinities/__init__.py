@@ -9,9 +9,9 @@ from ._affinity import Affinity, Dot, PointAffinity, SquaredDistance, scores
 from ._given import Encoded, Matrix, Pairs
 from ._points import Features, PointScores
 from ._scores import Kernel, Scores, mean_of
-from ._tiles import TileScores
+from ._tiles import Layout, TileScores
 
 __all__ = [
-    "Affinity", "Dot", "Encoded", "Features", "Kernel", "Matrix", "Pairs", "PointAffinity",
-    "PointScores", "Scores", "SquaredDistance", "TileScores", "mean_of", "scores",
+    "Affinity", "Dot", "Encoded", "Features", "Kernel", "Layout", "Matrix", "Pairs",
+    "PointAffinity", "PointScores", "Scores", "SquaredDistance", "TileScores", "mean_of", "scores",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .. import ops
-from .._tools.precision import full_precision, wide
+from .._tools.precision import comparable, full_precision, reversed_order, wide
 from .._tools.types import Bias, Images, Values
 from ._scores import Rows, Scores, linear_by_rows, of_batch
 from ._tiles import TileScores
@@ -84,8 +84,8 @@ class PointScores(Scores):
 
     @property
     def T(self) -> PointScores:
-        # A key sees the queries that may see it: those of later times, hence the signs.
-        times = None if self.times is None else (-self.times[1], -self.times[0])
+        # A key sees the queries that may see it: those of later times.
+        times = None if self.times is None else reversed_order(self.times)
         return replace(self, queries=self.keys, keys=self.queries, times=times)
 
     @property
@@ -150,7 +150,7 @@ class PointScores(Scores):
             scores = scores.add_(self.keys.offset[..., None, :])
         if self.times is None:
             return scores
-        of_queries, of_keys = self.times
+        of_queries, of_keys = comparable(self.times)
         late = of_keys[..., None, :] > of_queries[..., rows, None]
         return scores.masked_fill(late, -torch.inf)
 
@@ -171,6 +171,8 @@ class PointScores(Scores):
 
     def size(self) -> Tensor:
         r"""$|s|\max|q|\max|k|+\max|c(q)|+\max|c(k)|$."""
+        if not self.shape.numel():
+            return torch.zeros((), dtype=self.dtype, device=self.device)
         longest = lambda p: p.points.detach().to(self.dtype).norm(dim=-1).amax()
         offset = lambda p: 0 if p.offset is None else p.offset.detach().abs().amax()
         dots = abs(self.scale) * longest(self.queries) * longest(self.keys)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .._tools.precision import safe_softmax
+from .._tools.precision import full_precision, safe_softmax
 from .._tools.tiles import over_tiles, row_tiles
 from .._tools.types import Bias, Images, Values
 
@@ -160,7 +160,8 @@ def linear_by_rows(scores: Scores, v: Tensor, weights: Tensor) -> Tensor:
         tile = scores.tile(rows)
         return tile.masked_fill(tile == -torch.inf, 0) @ v
 
-    return by_rows(scores, part)
+    with full_precision(v):
+        return by_rows(scores, part)
 
 
 def mean_of(others: Scores, scores: Scores, bias: Bias) -> Float[Tensor, "*b m"]:

@@ -19,7 +19,7 @@ from .._tools.checks import (
     check_number,
     check_same,
 )
-from .._tools.precision import safe_logsumexp, safe_softmax, wide
+from .._tools.precision import full_precision, safe_logsumexp, safe_softmax, wide
 from .._tools.types import Bias, Images, Values
 from ._scores import Rows, Scores, by_rows, linear_by_rows, mean_of, of_batch
 
@@ -90,7 +90,8 @@ class TileScores(Scores):
     ) -> TileScores:
         """A function of pairs of points, called with points that broadcast.
 
-        It is called with the points as they are, whatever the dtype of its parameters.
+        It is called with the points as they are, whatever the dtype of its parameters, and with
+        autocast switched off.
 
         Args:
             function: of points `(..., m, 1, d)` and `(..., 1, n, d)`, with values `(..., m, n)`.
@@ -134,7 +135,8 @@ class TileScores(Scores):
 
         def select(tile: Tensor, bound: Tensor) -> Tensor:
             low = (tile < bound) | (tile == -torch.inf)
-            return torch.zeros_like(tile).masked_fill(low, -torch.inf)
+            chosen = torch.zeros_like(tile).masked_fill(low, -torch.inf)
+            return chosen.masked_fill(bound.isnan(), torch.nan)  # of NaN none is the highest
 
         return cls._between(
             scores,
@@ -195,7 +197,9 @@ class TileScores(Scores):
     def average(self, v: Values, bias: Bias) -> Images:
         bias = bias[..., None, :]
         v = v.masked_fill((bias == -torch.inf).mT, 0)
-        means = by_rows(self, lambda rows: safe_softmax(self.tile(rows) + bias) @ v.to(self.dtype))
+        values = v.to(self.dtype)
+        with full_precision(values):
+            means = by_rows(self, lambda rows: safe_softmax(self.tile(rows) + bias) @ values)
         return means.to(v.dtype)
 
     def mean(self, bias: Bias) -> Float[Tensor, "*o m"]:
@@ -205,6 +209,8 @@ class TileScores(Scores):
         return linear_by_rows(self, v, weights)
 
     def size(self) -> Tensor:
+        if not self.shape.numel():
+            return torch.zeros((), dtype=self.dtype, device=self.device)
         with torch.no_grad():
             tiles = (self.tile(rows) for rows in self.cuts())
             sizes = [t.masked_fill(t == -torch.inf, 0).abs().amax() for t in tiles]
@@ -237,8 +243,12 @@ class TileScores(Scores):
 
 
 def _called(function: PairFunction, x: Tensor, y: Tensor, batch: torch.Size) -> Tensor:
-    """The values of a user's function at pairs of points, of the shape that is expected."""
-    values = function(x, y)
+    """The values of a user's function at pairs of points, of the shape that is expected.
+
+    Autocast is off: the same scores are formed again and again, and must not depend on where.
+    """
+    with full_precision(x):
+        values = function(x, y)
     expected = torch.Size((*batch, x.shape[-3], y.shape[-2]))
     if not isinstance(values, Tensor) or values.shape != expected:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__

@@ -24,6 +24,9 @@ from .._tools.checks import (
 from .._tools.exact import assignment
 from ._one_head import check_rows, live_atoms, rounding
 
+POLISH = 100
+"""Sinkhorn steps at most that normalise a matrix which is doubly stochastic to 1e-5."""
+
 _MARGIN = 40.0
 r"""A one-hot head gives all other keys together at most $e^{-40}<10^{-17}$ of the weight."""
 
@@ -121,7 +124,8 @@ def birkhoff(matrix: Float[Tensor, "n n"]) -> Heads:
     check_shape("matrix", matrix, (n, n), "Other matrices have heads by `realise_heads`.")
     fix = "A coupling of two uniform measures is one times n."
     check_sums("columns", matrix.sum(0), matrix.dtype, fix)
-    permutations, shares = _permutations(matrix.double().cpu().numpy(), rounding(matrix))
+    exact = _polished(matrix.double().cpu().numpy(), rounding(matrix))
+    permutations, shares = _permutations(exact, rounding(matrix))
     log_b = torch.full_like(matrix[0], -math.log(n), dtype=torch.float64)
     choices = torch.as_tensor(permutations, device=matrix.device)
     return _one_hot_heads(matrix, log_b, choices, torch.as_tensor(shares, device=matrix.device))
@@ -155,6 +159,16 @@ def _exact_choices(rows: Tensor, noise: float) -> tuple[Tensor, Tensor]:
 def _quantiles(levels: Tensor, middles: Tensor) -> Tensor:
     """The key of each row at each level, one row of the result per level."""
     return torch.searchsorted(levels, middles.expand(len(levels), -1).contiguous()).mT
+
+
+def _polished(matrix: np.ndarray, noise: float) -> np.ndarray:
+    """The matrix, normalised if its sums are off by more than rounding: a certificate of 1e-6."""
+    for _ in range(POLISH):
+        if max(abs(matrix.sum(axis) - 1).max() for axis in (0, 1)) <= noise * len(matrix):
+            break
+        matrix = matrix / matrix.sum(0)
+        matrix = matrix / matrix.sum(1, keepdims=True)
+    return matrix
 
 
 def _permutations(rest: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:

@@ -193,9 +193,14 @@ class SinkhornApproximation(Approximation):
 
     @property
     def uniform_bound(self) -> float:
-        r"""The bound for all measures on the boxes, from $J\le(N+M)\,\tau/e$."""
+        r"""The bound for all measures on the boxes, from $J\le(N+M)\,\tau/e$.
+
+        Rounded up to float32, so that no bound in that dtype exceeds it.
+        """
         count = self.hats.count + self._query_hats.count
-        return self._total(torch.tensor(count * self.tau / math.e)).item()
+        exact = self._total(torch.tensor(count * self.tau / math.e, dtype=torch.float64))
+        infinity = torch.tensor(math.inf, dtype=torch.float32)
+        return torch.nextafter(exact.float().cpu(), infinity.cpu()).item()
 
     def _total(self, divergence: Tensor) -> Tensor:
         r"""The bound of $W_1$ for a bound of $J$."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._tools.checks import check_generator, check_range, check_sizes, holds
-from .._tools.exact import assignment, transport
+from .._tools.exact import matching, transport
 from .._tools.once import DifferentiableOnce, check_no_tangent
 from .._tools.tiles import over_tiles, row_tiles
 from ..measures import Measure
@@ -19,10 +19,10 @@ def wasserstein(mu: Measure, nu: Measure, *, p: float = 1) -> Distance:
     r"""The exact Wasserstein distance $W_p=\min_\pi\bigl(\int|x-y|^p\,d\pi\bigr)^{1/p}$.
 
     On the line it is computed from quantiles, $W_p^p=\int_0^1|F^{-1}-G^{-1}|^pdu$, in time
-    $n\log n$; for $p=1$ this is $\int|F-G|\,dx$ [A, eq. 67]. Two clouds of equally many points
-    with equal weights are solved as an assignment, all others by POT's network simplex; both need
-    a cost matrix of $mn$ numbers. The gradient in the atoms holds the optimal plan fixed; the
-    gradient in the weights is the dual potential.
+    $n\log n$; for $p=1$ this is $\int|F-G|\,dx$ [A, eq. 67]. In more dimensions it is found by
+    POT's network simplex, which needs a cost matrix of $mn$ numbers; for clouds of equally many
+    points with equal weights the plan is a permutation. The gradient in the atoms holds the
+    optimal plan fixed; the gradient in the weights is the dual potential.
 
     Args:
         mu: a measure.
@@ -174,7 +174,7 @@ def _transport(mu: Measure, nu: Measure, p: float) -> Tensor:
         if not weighted and mu.n == nu.n and holds(_uniform(a) & _uniform(b)):
             n, no_dual = len(cost), np.zeros(0)
             plan: tuple[np.ndarray, ...] = (
-                np.arange(n), assignment(cost), np.full(n, 1 / n), no_dual, no_dual
+                np.arange(n), matching(cost)[0], np.full(n, 1 / n), no_dual, no_dual
             )  # fmt: skip
         else:
             plan = _sparse_plan(a.cpu().numpy(), b.cpu().numpy(), cost)

@@ -157,7 +157,7 @@ class AttentionMap(InContextMap, ABC):
             return self.affinity.between(q, keys, self.impl, times)
 
         if not self.normaliser.needs_query_measure:
-            return lambda x, t, log_a: self.normaliser.relate(scores(x, t), log_a, log_b)
+            return lambda x, t, log_a: self.normaliser(scores(x, t), log_a, log_b)
         eta = mu if queries is None else queries
         log_a = eta.log_weights[..., None, :].log_softmax(-1)
         between = scores(eta.atoms, eta.times)
@@ -165,7 +165,7 @@ class AttentionMap(InContextMap, ABC):
         starts = starts if self.normaliser.to_tolerance else None
         if starts is not None:
             start = starts.recall((*between.shape[:-2], between.shape[-1]))
-        base = self.normaliser.relate(between, log_a, log_b, start=start)
+        base = self.normaliser(between, log_a, log_b, start=start)
         if starts is not None and isinstance(base, Joint) and base.g is not None:
             starts.keep(base.g, base.steps)
         return lambda x, t, log_a: base.at(scores(x, t), log_a)

@@ -26,7 +26,7 @@ from .._tools.checks import (
     check_values,
     holds,
 )
-from .._tools.precision import full_precision, wide, widen
+from .._tools.precision import full_precision, signed_times, wide, widen
 from .._tools.types import Points, Times, Weights
 from . import _clouds as clouds
 from ._clouds import Cloud
@@ -94,6 +94,7 @@ class Measure(Formats):
         if clock is not None:
             check_shape("times", clock, x.shape[:-1], "One per atom.")
             check_same("device", ("atoms", x), ("times", clock))
+            clock = signed_times(clock)
         check_values(x, logs, clock, given)
         _set(self, clouds.cover(Cloud(x, logs, clock)))
 

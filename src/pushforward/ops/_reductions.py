@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_finite, check_flags, check_reduction, check_tensor
-from .._tools.precision import full_precision
+from .._tools.precision import comparable, full_precision
 from .._tools.types import Clock
 from . import _reference as reference, _streamed as streamed
 
@@ -109,10 +109,7 @@ def _choose(q: Tensor, k: Tensor) -> Impl:
 
 
 def _comparable(times: Clock | None) -> Clock | None:
-    """Both times in one dtype; float64, so that an integer time is not rounded to float32."""
-    if times is None or times[0].dtype == times[1].dtype:
-        return times
-    return times[0].double(), times[1].double()
+    return None if times is None else comparable(times)
 
 
 def implementation(impl: str) -> ModuleType:

@@ -6,6 +6,7 @@ a graph of `torch.compile` has one node instead of thousands of tiles.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,14 +14,23 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from .._tools.once import check_no_tangent
-from .._tools.precision import align
+from .._tools.once import check_no_tangent, no_second_derivative, refuse, used_once
+from .._tools.precision import align, full_precision
 
 Times = tuple[Tensor, Tensor] | None
 """Times of queries and of keys, if there is a causal mask."""
 
 MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
+
+FUSED = "The streamed average"
+TILED = "A streamed reduction"
+"""Names in messages."""
+
+TRANSFORMED = (
+    f"{TILED} has no derivative under `torch.func` or many at once. Use `torch.autograd.grad`, "
+    "or `impl='reference'`, which `torch.func` transforms."
+)
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
@@ -33,7 +43,7 @@ def log_integral(
     check_no_tangent("The streamed log-integral", q, k, bias)
     q, k, bias = align(q, k, bias)
     batch, (q, k, bias), clock = _fold((scale * q, k, bias[..., None]), times)
-    _, top, rest = reduce_tiles(q, k, k[..., :0], bias[..., 0], *clock)
+    _, top, rest = _reduced(q, k, k[..., :0], bias[..., 0], clock)
     return (top + rest).reshape(*batch, q.shape[-2])
 
 
@@ -47,8 +57,29 @@ def average(
     if times is None and q.device.type == "cpu" and min(q.shape[-2], k.shape[-2]) > 0:
         return _fused(q, k, v, bias, guard)
     batch, (q, k, v, bias), clock = _fold((q, k, v, bias[..., None]), times)
-    out, *_ = reduce_tiles(q, k, v, bias[..., 0], *clock)
+    out, *_ = _reduced(q, k, v, bias[..., 0], clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """An error that helps where a transform of PyTorch cannot enter the loop over tiles."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "functorch" not in str(error) and "Batching rule" not in str(error):
+            raise
+        raise NotImplementedError(TRANSFORMED) from error
+
+
+def _reduced(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: MaybeTimes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loop over tiles."""
+    if torch.compiler.is_compiling():
+        return reduce_tiles(q, k, v, bias, *clock)
+    with _named_errors():
+        return reduce_tiles(q, k, v, bias, *clock)
 
 
 def _fold(
@@ -75,24 +106,35 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor
     0 and the bias by its maximum. This changes each query's scores by a constant and keeps the
     log-sum-exp that the kernel stores, hence its gradients, accurate. The corner is not larger
     than any key, so no key loses digits, as it would with the mean in place of the corner.
+
+    For few keys the kernel returns 0 where scores are NaN. So one more column is averaged, which
+    is 1 at atoms with mass: where its average is 0, the result is NaN, and so are its gradients.
     """
+    q, k, v, bias = used_once(FUSED, q, k, v, bias)
+    live = (bias != -torch.inf).to(v.dtype)
     if guard:
         dead = bias == -torch.inf
         k, v = (t.masked_fill(dead[..., None], 0) for t in (k, v))
         # Without any mass the values are all 0 by now, hence the average and its gradients too.
-        bias = bias.masked_fill(dead.all(-1, keepdim=True), 0)
+        empty = dead.all(-1, keepdim=True)
+        bias, live = bias.masked_fill(empty, 0), live.masked_fill(empty, 1)
     low, high = k.detach().amin(-2, keepdim=True), k.detach().amax(-2, keepdim=True)
     k = k - (low.clamp_min(0) + high.clamp_max(0))
     # Finite, because the gradient of the constant 1 is thrown away but should not be 0 * inf.
-    bias = (bias - bias.detach().amax(-1, keepdim=True)).clamp_min(-1e30)
-    batch, (q, k, v, bias), _ = _fold((q, k, v, bias[..., None]), None)
-    width = max(q.shape[-1] + 1, v.shape[-1])
-    q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
+    lowest = torch.finfo(bias.dtype).min / 4  # below every live score but the most extreme
+    bias = (bias - bias.detach().amax(-1, keepdim=True)).clamp_min(lowest)
+    values = torch.cat([v, live[..., None].expand(*v.shape[:-1], 1)], -1)
+    batch, (q, k, values, bias), _ = _fold((q, k, values, bias[..., None]), None)
+    width = max(q.shape[-1] + 1, values.shape[-1])
+    q = torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1)
     k = torch.cat([k, bias], -1)
     wide = lambda t: pad(t, (0, width - t.shape[-1]))[:, None]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        out = scaled_dot_product_attention(wide(q), wide(k), wide(v), scale=1.0)
-    return out[..., : v.shape[-1]].reshape(*batch, q.shape[-2], v.shape[-1])
+        out = scaled_dot_product_attention(wide(q), wide(k), wide(values), scale=1.0)
+    e = v.shape[-1]
+    seen = out.detach()[..., e : e + 1] > 0
+    out = out[..., :e] * torch.where(seen, 1.0, torch.nan).to(out.dtype)
+    return out.reshape(*batch, q.shape[-2], e)
 
 
 def _tiles(q: Tensor, k: Tensor) -> tuple[list[tuple[slice, slice]], list[slice]]:
@@ -229,10 +271,15 @@ def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
     """The log-integral is top + rest, so one of their two gradients is enough."""
     q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:4])
-    grads = reduce_tiles_backward(
-        [q, k, v, bias], query_times, key_times, outputs, [d_out, d_log_z], wanted
-    )
+    inputs, upstream = [q, k, v, bias], [d_out, d_log_z]
+    with full_precision(q), _named_errors():
+        grads = reduce_tiles_backward(inputs, query_times, key_times, outputs, upstream, wanted)
     return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None, None
 
 
+def _second_backward(ctx: Any, *_: Any) -> tuple:
+    refuse(no_second_derivative(TILED))
+
+
+reduce_tiles_backward.register_autograd(_second_backward)
 reduce_tiles.register_autograd(_backward, setup_context=_setup_context)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .._tools.checks import check_generator, check_sizes
+from .._tools.precision import wide
 from ..affinities import mean_of
 from ..sinkhorn import Problem, integral, tilted
 from ._relation import TOL, Relation, draw
@@ -119,6 +120,8 @@ class Masses(Joint):
         Masses(5 queries, 5 keys)
     """
 
+    log_masses: tuple[Float[Tensor, "*#b 1"], Float[Tensor, "*#b 1"]] | None = None
+    r"""Logarithms of the masses of the two measures of an unbalanced plan, None for one each."""
     slack: tuple[float, float] | None = None
     r"""$\rho/\varepsilon$ of both marginals of an unbalanced plan, None for other masses."""
 
@@ -127,32 +130,38 @@ class Masses(Joint):
         return self.marginals()[0].sum(-1)
 
     def integrate(self, values: Float[Tensor, "*#b n e"]) -> Float[Tensor, "*b m e"]:
-        density = (self._f + self.scores.over_keys(self._bias)).exp().nan_to_num(0)
-        return density[..., None].to(values.dtype) * self.scores.average(values, self._bias)
+        integrals = self.scores.over_keys(self._bias)
+        # A query without allowed keys has the potential +inf if anything at all. NaN stays NaN.
+        density = torch.where(integrals == -torch.inf, 0, (self._f + integrals).exp())
+        means = self.scores.average(values, self._bias)
+        # In the wider of the two dtypes: half precision is rounded to once, at the end.
+        return (density[..., None].to(wide(values.dtype)) * means).to(values.dtype)
 
     def transpose(self) -> Masses:
         """The same masses with queries and keys exchanged."""
-        slack = None if self.slack is None else (self.slack[1], self.slack[0])
+        swap = lambda pair: None if pair is None else (pair[1], pair[0])
         return Masses(
             self.scores.T, self.log_a, self._f, self.log_b, self._g, self.steps, self.tol,
-            slack=slack, dtype=self.dtype, costs=None if self.costs is None else self.costs.T,
+            slack=swap(self.slack), log_masses=swap(self.log_masses), dtype=self.dtype,
+            costs=None if self.costs is None else self.costs.T,
         )  # fmt: skip
 
     @cached_property
     def residual(self) -> Mass:
         r"""How far an unbalanced plan is from its fixed point, in $L^1$ of both measures.
 
-        The relative change of potentials in one step. Other masses solve no equation: NaN.
+        The relative change of potentials in one step, and by the best constant that is added to
+        one and taken from the other. Other masses solve no equation: NaN.
         """
         with torch.no_grad():
             if self.slack is None:
                 return torch.full_like(self._f[..., 0], torch.nan)
-            problem = Problem(self.log_a, self.log_b, self.slack)
+            problem = Problem(self.log_a, self.log_b, self.slack, log_masses=self.log_masses)
             change = lambda p, q, logs: integral(torch.expm1(p - q).abs(), logs)
-            return torch.maximum(
-                change(self._f, problem.rows(self.scores, self._g), self.log_a),
-                change(self._g, problem.columns(self.scores, self._f), self.log_b),
-            )
+            shift = torch.expm1(problem.translation(self._f, self._g))[..., 0].abs()
+            in_f = change(self._f, problem.rows(self.scores, self._g), self.log_a)
+            in_g = change(self._g, problem.columns(self.scores, self._f), self.log_b)
+            return torch.maximum(torch.maximum(in_f, in_g), shift)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

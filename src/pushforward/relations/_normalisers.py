@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .._tools.checks import check_finite
+from .._tools.checks import check_finite, check_kind
 from ..affinities import Scores, TileScores
 from ._masses import Masses, Signed, weights_or_ones
 from ._probabilities import Conditional
@@ -47,8 +47,35 @@ class Normaliser(ABC):
     """Whether its relations can be evaluated at new queries, by `Relation.at`."""
     takes_start: ClassVar[bool] = False
     """Whether it iterates, and can start from a given potential."""
+    counts_masses: bool = False
+    """Whether the masses of the two measures count. `relate` then gives log-weights that are not
+    normalised."""
     to_tolerance: bool = False
     """Whether it iterates to a tolerance, so that the result does not depend on the start."""
+
+    def __call__(
+        self,
+        scores: Scores,
+        log_a: Float[Tensor, "*#b m"] | None,
+        log_b: Float[Tensor, "*#b n"],
+        *,
+        start: Float[Tensor, "*#b n"] | None = None,
+    ) -> Relation:
+        """The relation that `relate` makes, which `Relation.at` evaluates at other queries.
+
+        `relate` may return the relation of another normaliser, whose extension to other queries
+        knows nothing of what this one did to the scores. Such an extension is replaced: by another
+        call of `relate` if each query is treated alone, else by an error that says what to do.
+        """
+        relation = self.relate(scores, log_a, log_b, start=start)
+        fix = "For example what `pf.Softmax().relate(scores, log_a, log_b)` returns."
+        check_kind(f"{type(self).__name__}.relate", relation, Relation, fix, returned=True)
+        owner = getattr(getattr(relation.extension, "func", None), "__self__", None)
+        if owner is self or not isinstance(owner, Normaliser):
+            return relation
+        if self.needs_query_measure:
+            return replace(relation, extension=partial(_no_extension, type(self).__name__))
+        return replace(relation, extension=lambda scores, log_a: self(scores, log_a, log_b))
 
     @abstractmethod
     def relate(
@@ -63,9 +90,9 @@ class Normaliser(ABC):
 
         Args:
             scores: between queries and keys.
-            log_a: log-weights of the queries, normalised. None, where `needs_query_measure` is
-                False, is enough for a relation that is only applied.
-            log_b: log-weights of the keys, normalised.
+            log_a: log-weights of the queries, normalised unless `counts_masses`. None, where
+                `needs_query_measure` is False, is enough for a relation that is only applied.
+            log_b: log-weights of the keys, likewise.
             start: a potential on the keys to start from, where `takes_start` is True.
         """
 
@@ -168,7 +195,7 @@ class Hardmax(Normaliser):
 
     The limit of `Softmax` as scores grow. Scores that differ by rounding alone count as ties, and
     tied keys share by mass. The chosen keys do not move with the points, so gradients reach the
-    values only.
+    values and the costs only.
     """  # noqa: D205
 
     def relate(
@@ -176,7 +203,16 @@ class Hardmax(Normaliser):
     ) -> Conditional:
         highest = TileScores.highest(scores, log_b > -torch.inf)
         extension = partial(self.relate, log_b=log_b)
-        return Conditional(highest, log_b, None, costs=scores.detach(), extension=extension)
+        return Conditional(highest, log_b, None, costs=scores, extension=extension)
+
+
+def _no_extension(name: str, scores: Scores, log_a: Tensor | None) -> Relation:
+    raise ValueError(
+        f"The relation of {name} was made by another normaliser, and at other queries it would "
+        f"forget what {name} did to the scores. Let `relate` say what holds there: "
+        "`replace(inner, extension=lambda scores, log_a: inner.at(change(scores), log_a))`, with "
+        "`replace` from dataclasses and `inner` the relation of the changed scores."
+    )
 
 
 def _density(

@@ -175,7 +175,10 @@ class Coupling(Joint):
         """
         masses = _masses(matrix)
         fix = "Divide by the total, or read rows of sum one as a `Conditional`."
-        check_sums("masses", masses.sum((-1, -2)), matrix.dtype, fix)
+        total = masses.sum((-1, -2), keepdim=True)
+        check_sums("masses", total, matrix.dtype, fix)
+        rounded = (total - 1).abs() <= 64 * torch.finfo(masses.dtype).eps
+        masses = torch.where(rounded, masses, masses / total)
         log_a, log_b = (safe_log(masses.sum(axis)) for axis in (-1, -2))
         scores = _ratio(masses, log_a[..., :, None] + log_b[..., None, :])
         return cls(TileScores.from_matrix(scores), log_b, None, log_a)

@@ -19,7 +19,8 @@ from ..measures import Measure, check_pair
 from ._masses import Masses
 from ._normalisers import Normaliser, Softmax
 from ._probabilities import Coupling
-from ._relation import Relation, aligned_weights
+from ._relation import Relation, aligned_weights, check_finite_scores, check_rounding
+from ._sinkhorn import Sinkhorn
 
 
 def relate(
@@ -33,9 +34,10 @@ def relate(
 ) -> Relation:
     r"""The relation between two measures that an affinity and a normaliser define.
 
-    Measures are normalised first. Potentials are computed here, in memory linear in the number of
-    points (but see `Sinkhorn(memory=...)`); a matrix is formed only by `matrix()`. The normaliser
-    decides what comes back:
+    Measures are normalised first; only with `Sinkhorn(slack=...)` do their masses count.
+    Potentials are computed here, in memory linear in the number of points (but see
+    `Sinkhorn(memory=...)`); a matrix is formed only by `matrix()`. Scores that are not finite are
+    refused. The normaliser decides what comes back:
 
     - a `Conditional` from `Softmax` and `Hardmax`: a probability on the keys for every query;
     - a `Coupling` from `Sinkhorn` and `Exact`: a joint probability with both marginals;
@@ -73,13 +75,28 @@ def relate(
     check_kind(f"{type(affinity).__name__}.scores", scores, Scores, fix, returned=True)
     if mask is not None:
         scores = _masked(scores, mask)
-    log_a, log_b = (aligned_weights(name, m, scores) for name, m in (("mu", mu), ("nu", nu)))
+    counts = normaliser.counts_masses
+    log_a, log_b = (
+        aligned_weights(name, m, scores, with_mass=counts) for name, m in (("mu", mu), ("nu", nu))
+    )
     _check_partners(scores, log_a, log_b, normaliser.needs_query_measure)
+    _check_scores(scores, normaliser)
     g = _start(start, normaliser, log_b)
-    relation = normaliser.relate(scores, log_a, log_b, start=g)
-    fix = "For example what `pf.Softmax().relate(scores, log_a, log_b)` returns."
-    check_kind(f"{type(normaliser).__name__}.relate", relation, Relation, fix, returned=True)
-    return relation
+    return normaliser(scores, log_a, log_b, start=g)
+
+
+def _check_scores(scores: Scores, normaliser: Normaliser) -> None:
+    """Raise for scores that cannot be normalised. Layers do not: reading waits for the device."""
+    iterates = isinstance(normaliser, Sinkhorn)
+    if iterates and normaliser.to_tolerance:
+        return  # it reads the size of the scores itself
+    with torch.no_grad():
+        size = scores.size()
+    limit = 1 / torch.finfo(scores.dtype).eps if iterates else torch.inf
+    if not holds(size < limit):
+        check_finite_scores(scores, float(size))
+        if iterates:
+            check_rounding(scores, float(size))
 
 
 def _check_pair(mu: Measure, nu: Measure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from .._tools.checks import (
     check_same,
     check_shape,
 )
-from ..affinities import Scores
+from ..affinities import PointScores, Scores
 from ..measures import Measure
 from ..sinkhorn import tilted
 
@@ -130,8 +131,9 @@ class Relation(ABC):
         for name in ("log_b", "g", "log_a", "f"):
             if hasattr(self, name):
                 changed[name] = some(getattr(self, name))
-        if (parts := getattr(self, "parts", None)) is not None:
-            changed["parts"] = tuple(map(some, parts))
+        for name in ("parts", "log_masses"):
+            if (both := getattr(self, name, None)) is not None:
+                changed[name] = tuple(map(some, both))
         return replace(self, **changed)
 
     def _out(self, x: Tensor) -> Tensor:
@@ -153,12 +155,56 @@ class Relation(ABC):
         return f"{type(self).__name__}({m} queries, {n} keys{many})"
 
 
-def aligned_weights(name: str, mu: Measure, scores: Scores) -> Tensor:
-    """Normalised log-weights, for every relation of a batch: heads come after the measures."""
+def aligned_weights(name: str, mu: Measure, scores: Scores, *, with_mass: bool = False) -> Tensor:
+    """Log-weights for every relation of a batch: heads come after the measures.
+
+    Normalised, unless the mass is to be kept.
+    """
     batch, more = scores.shape[:-2], len(scores.shape) - 2 - len(mu.batch_shape)
     logs = mu.log_weights.reshape(*mu.batch_shape, *(1,) * more, mu.n)
     check_broadcast(f"`{name}` and the scores", logs.shape[:-1], batch)
-    return logs.to(scores.dtype).log_softmax(-1).expand(*batch, mu.n)
+    logs = logs.to(scores.dtype)
+    return (logs if with_mass else logs.log_softmax(-1)).expand(*batch, mu.n)
+
+
+def check_finite_scores(scores: Scores, size: float) -> None:
+    """Raise if a score is NaN or infinite, other than -inf at a forbidden pair.
+
+    `size` is the bound `scores.size()`. Where points are compared, it may exceed the dtype though
+    no score does: then the scores themselves are looked at.
+    """
+    if size < math.inf:
+        return
+    if isinstance(scores, PointScores):
+        everything = replace(scores, times=None)
+        with torch.no_grad():
+            if all(bool(everything.tile(i).isfinite().all()) for i in everything.cuts()):
+                return
+    with torch.no_grad():
+        size = float(scores.to(torch.float64).size())
+    got = f"sizes up to {size:.2g}" if size < math.inf else "NaN or inf"
+    raise ValueError(
+        f"Scores must be finite, or -inf where a pair is forbidden, got {got} from queries and "
+        f"keys; {_kind(scores)} ends at {torch.finfo(scores.dtype).max:.2g}. Scale queries or "
+        "keys down, raise the temperature (`eps`), or check the queries and keys for NaN."
+    )
+
+
+def check_rounding(scores: Scores, size: float) -> None:
+    """Raise if rounding of the scores alone exceeds 1: potentials would miss masses by e."""
+    limit = 1 / torch.finfo(scores.dtype).eps
+    if not size <= limit:
+        fix = "" if scores.dtype == torch.float64 else ", use float64"
+        raise ValueError(
+            f"Scores must be of size at most {limit:.2g} to be balanced in {_kind(scores)}, got "
+            f"{size:.2g}: beyond, their rounding exceeds 1 and changes masses by factors. Raise "
+            f"the temperature (`eps`), scale queries or keys down{fix}, or use "
+            "`pf.relations.Exact()`, the limit of large scores."
+        )
+
+
+def _kind(scores: Scores) -> str:
+    return str(scores.dtype).removeprefix("torch.")
 
 
 def precise_scores(scores: Scores, size: float, tol: float) -> Scores:

@@ -10,11 +10,11 @@ from ._gradients import differentiable
 from ._masks import diagnose
 from ._problem import Problem, alternate, centre, integral, rebalanced, tilted
 from ._small import DoublyStochastic, doubly_stochastic
-from ._solve import Settings, solve
+from ._solve import Settings, Solution, solve
 from ._stored import StoredKernel
 
 __all__ = [
-    "DoublyStochastic", "PotentialHistory", "Problem", "Settings", "Starts", "StoredKernel",
-    "alternate", "centre", "diagnose", "differentiable", "doubly_stochastic", "integral",
-    "rebalanced", "solve", "tilted",
+    "DoublyStochastic", "PotentialHistory", "Problem", "Settings", "Solution", "Starts",
+    "StoredKernel", "alternate", "centre", "diagnose", "differentiable", "doubly_stochastic",
+    "integral", "rebalanced", "solve", "tilted",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 r"""Gradients of Sinkhorn potentials, by implicit differentiation.
 
 At the fixed point $f=-\tau_ar(\theta,g)$, $g=-\tau_bc(\theta,f)$, where $r_i=\log\int
-e^{A_{ij}+g_j}d\nu$ and $c_j=\log\int e^{A_{ij}+f_i}d\mu$, let $P$ be the plan, $\tilde a,\tilde b$
+e^{A_{ij}+g_j}d\nu$ and $c_j=\log\int e^{A_{ij}+f_i}d\mu$ (with slack, minus a constant each, which
+depends on the masses), let $P$ be the plan, $\tilde a,\tilde b$
 its marginals, $R=P/\tilde a$ and $C=P^\top/\tilde b$ its two conditionals. Since $\partial
 r/\partial g=R$ and $\partial c/\partial f=C$, an upstream gradient $g'$ reaches $\theta$ as
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .._tools.once import refuse_second_derivative
+from .._tools.precision import full_precision
 from .._tools.warn import warn
 from ..affinities import Scores
 from ._problem import CHECK_EVERY, Problem, tilted
@@ -43,9 +45,10 @@ def differentiable(
     inputs = (scores.tile(slice(0, 1)), problem.log_a, problem.log_b)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
         return g
-    r = scores.over_keys(tilted(problem.log_b, g))
-    f = -problem.damping[0] * r.detach()
-    c = scores.over_queries(tilted(problem.log_a, f))
+    with full_precision(g):
+        r = problem.row_integrals(scores, g)
+        f = -problem.damping[0] * r.detach()
+        c = problem.column_integrals(scores, f)
     adjoint = lambda grad: _adjoint(scores.detach(), problem.detach(), f, g, grad, memory)
     return _Implicit.apply(r, c, g, adjoint)
 
@@ -67,7 +70,8 @@ class _Implicit(torch.autograd.Function):
             "A Sinkhorn to a tolerance is differentiable once: its gradient is implicit",
             ", or use `Sinkhorn(steps=...)`, which is unrolled",
         )
-        return *ctx.adjoint(grad), None, None
+        with full_precision(grad):
+            return *ctx.adjoint(grad), None, None
 
 
 def _adjoint(
@@ -80,8 +84,8 @@ def _adjoint(
     R = lambda y: kernel.average(y[..., None], log_bg)[..., 0]
     C = lambda x: kernel.T.average(x[..., None], log_af)[..., 0]
     # The marginals of the plan itself: with slack they are not the prescribed ones.
-    a = (log_af + scores.over_keys(log_bg)).exp().nan_to_num(0)
-    b = (log_bg + scores.over_queries(log_af)).exp().nan_to_num(0)
+    a = _marginal(log_af, scores.over_keys(log_bg))
+    b = _marginal(log_bg, scores.over_queries(log_af))
     has_mass = b > 0
     target = torch.where(has_mass, grad / torch.where(has_mass, b, 1), 0)
     total = _sums_over_parts(problem)
@@ -95,6 +99,11 @@ def _adjoint(
     inner = lambda u, v: total(b * u * v)
     y = _conjugate_gradients(product, project(target), inner)
     return tau_a * tau_b * a * R(y), -tau_b * b * y
+
+
+def _marginal(logs: Tensor, integrals: Tensor) -> Tensor:
+    """Masses of rows or columns, 0 where no pair is allowed."""
+    return torch.where(integrals == -torch.inf, 0, (logs + integrals).exp())
 
 
 def _sums_over_parts(problem: Problem) -> Linear:

@@ -5,7 +5,12 @@ Potentials $f,g$ of the plan $e^{A+f\oplus g}\,\mu\otimes\nu$ solve
 $$f=-\tau_a\log\int e^{A+g}d\nu,\qquad g=-\tau_b\log\int e^{A+f}d\mu,$$
 
 with $\tau=1$ for a marginal that is prescribed and $\tau=\rho/(\rho+\varepsilon)$ for one that is
-relaxed. One step does the first, then the second: a map $g\mapsto F(g)$ whose fixed point is
+relaxed. With slack the measures may have masses $m_a,m_b$ other than one. For potentials against
+the normalised measures, which contain $\log m_a$ and $\log m_b$, the equations become
+
+$$f=\log m_a-\tau_a\log\int e^{A+g}d\nu,\qquad g=\log m_b-\tau_b\log\int e^{A+f}d\mu.$$
+
+One step does the first, then the second: a map $g\mapsto F(g)$ whose fixed point is
 sought. A step needs only a `Kernel`: something that integrates $e^A$ over queries and over keys.
 """
 
@@ -19,6 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .._tools.precision import full_precision
 from ..affinities import Kernel
 
 CHECK_EVERY = 10
@@ -39,6 +45,8 @@ class Problem:
         slack: $\rho/\varepsilon$ of both marginals, infinite where the marginal is prescribed.
         parts: for each query and each key, the connected component of the graph of allowed pairs
             that contains it; None if there is only one.
+        log_masses: logarithms of the masses of the two measures, `(*b, 1)` each, which count where
+            there is slack; None for masses of one.
         symmetric: whether both marginals are one measure and the scores are symmetric, so that
             $f=g$. A step then averages the two instead of alternating. Alternating would be slow
             where atoms hardly interact: it does not know how to share a constant between $f$ and
@@ -50,6 +58,7 @@ class Problem:
     slack: tuple[float, float] = (math.inf, math.inf)
     parts: tuple[Int[Tensor, "*#b m"], Int[Tensor, "*#b n"]] | None = None
     symmetric: bool = False
+    log_masses: tuple[Float[Tensor, "*#b 1"], Float[Tensor, "*#b 1"]] | None = None
 
     @property
     def damping(self) -> tuple[float, float]:
@@ -63,16 +72,34 @@ class Problem:
         return all(map(math.isinf, self.slack))
 
     def rows(self, kernel: Kernel, g: Tensor) -> Tensor:
-        r"""The first half-step, $f=-\tau_a\log\int e^{A+g}d\nu$."""
-        return -self.damping[0] * kernel.over_keys(tilted(self.log_b, g))
+        r"""The first half-step, $f=-\tau_a\log\int e^{A+g}d\nu$, plus $\log m_a$."""
+        return -self.damping[0] * self.row_integrals(kernel, g)
 
     def columns(self, kernel: Kernel, f: Tensor) -> Tensor:
-        r"""The second half-step, $g=-\tau_b\log\int e^{A+f}d\mu$."""
-        return -self.damping[1] * kernel.T.over_keys(tilted(self.log_a, f))
+        r"""The second half-step, $g=-\tau_b\log\int e^{A+f}d\mu$, plus $\log m_b$."""
+        return -self.damping[1] * self.column_integrals(kernel, f)
+
+    def row_integrals(self, kernel: Kernel, g: Tensor) -> Tensor:
+        r"""$\log\int e^{A+g}d\nu$, minus $\tau_a^{-1}\log m_a$."""
+        integrals = kernel.over_keys(tilted(self.log_b, g))
+        if self.log_masses is None:
+            return integrals
+        return integrals - self.log_masses[0] / self.damping[0]
+
+    def column_integrals(self, kernel: Kernel, f: Tensor) -> Tensor:
+        r"""$\log\int e^{A+f}d\mu$, minus $\tau_b^{-1}\log m_b$."""
+        integrals = kernel.T.over_keys(tilted(self.log_a, f))
+        if self.log_masses is None:
+            return integrals
+        return integrals - self.log_masses[1] / self.damping[1]
 
     def detach(self) -> Problem:
         """The same problem, with weights that carry no gradient."""
-        return replace(self, log_a=self.log_a.detach(), log_b=self.log_b.detach())
+        masses = self.log_masses
+        if masses is not None:
+            masses = masses[0].detach(), masses[1].detach()
+        a, b = self.log_a.detach(), self.log_b.detach()
+        return replace(self, log_a=a, log_b=b, log_masses=masses)
 
     def at_temperature(self, temperature: float) -> Problem:
         r"""The problem for scores divided by `temperature`; slack is in units of $\varepsilon$."""
@@ -83,18 +110,43 @@ class Problem:
         r"""The concave dual value at $g$ and the $f$ that the first half-step makes of it.
 
         $\int f\,d\mu+\int g\,d\nu$ minus the mass of the plan. With slack, $f$ in the integral
-        becomes $\rho(1-e^{-f/\rho})$. Every plain step increases it.
+        becomes $\rho(1-e^{-f/\rho})$. Every plain step increases it. It is in units of the larger
+        of the two masses.
         """
-        gain_a, gain_b = (
+        if self.balanced:
+            return integral(f, self.log_a) + integral(g, self.log_b)
+        zero = torch.zeros_like(f[..., :1])
+        log_a, log_b = (zero, zero) if self.log_masses is None else self.log_masses
+        unit = torch.maximum(log_a, log_b)
+        gains = (
             p if math.isinf(r) else -r * torch.expm1(-p / r)
-            for p, r in zip((f, g), self.slack, strict=True)
+            for p, r in zip((f - log_a, g - log_b), self.slack, strict=True)
         )
-        value = integral(gain_a, self.log_a) + integral(gain_b, self.log_b)
-        tau = self.damping[0]
-        if tau == 1:  # rows are exact, so the mass is one, and a constant does not matter
+        of_a, of_b = (
+            (mass - unit)[..., 0].exp() * integral(gain, logs)
+            for mass, gain, logs in zip(
+                (log_a, log_b), gains, (self.log_a, self.log_b), strict=True
+            )
+        )
+        value, tau = of_a + of_b, self.damping[0]
+        if tau == 1:  # rows are exact, so the mass is known, and a constant does not matter
             return value
-        # A row of the plan has density e^f times the integral of e^(A + g), which is e^(-f / tau).
-        return value - integral(((1 - 1 / tau) * f).exp(), self.log_a)
+        # A row of the plan has density e^f times the integral of e^(A + g), which is
+        # e^((log m_a - f) / tau).
+        return value - integral((f + (log_a - f) / tau - unit).exp(), self.log_a)
+
+    def translation(self, f: Tensor, g: Tensor) -> Tensor:
+        r"""The constant $\lambda$ for which $(f+\lambda,g-\lambda)$ has the largest dual value.
+
+        With slack, $\lambda=\frac{r_ar_b}{r_a+r_b}\log\frac{\int e^{-f/r_a}d\mu}
+        {\int e^{-g/r_b}d\nu}$, where the measures have their masses (Séjourné, Vialard and Peyré
+        2022). Plain steps find it only at the rate $\tau_a\tau_b$, which is slow for much slack.
+        """
+        log_a, log_b = (0, 0) if self.log_masses is None else self.log_masses
+        weight = 1 / sum(1 / r for r in self.slack)
+        kept_a = log_a + _log_mean_exp((log_a - f) / self.slack[0], self.log_a)
+        kept_b = log_b + _log_mean_exp((log_b - g) / self.slack[1], self.log_b)
+        return weight * (kept_a - kept_b)
 
 
 def tilted(logs: Tensor, potential: Tensor) -> Tensor:
@@ -105,6 +157,13 @@ def tilted(logs: Tensor, potential: Tensor) -> Tensor:
 def integral(x: Tensor, logs: Tensor) -> Tensor:
     """The integral of `x` with weights `exp(logs)`; atoms without mass count 0 whatever `x` is."""
     return (logs.exp() * x.masked_fill(logs == -torch.inf, 0)).sum(-1)
+
+
+def _log_mean_exp(x: Tensor, logs: Tensor) -> Tensor:
+    """The logarithm of the mean of `exp(x)`, accurate also where `x` is tiny; `(*b, 1)`."""
+    x = x.masked_fill(logs == -torch.inf, -torch.inf)
+    top = x.amax(-1, keepdim=True)
+    return top + torch.log1p(integral(torch.expm1(x - top), logs)[..., None])
 
 
 def centre(f: Tensor, g: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -147,10 +206,11 @@ def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
 
 
 def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
-    """The potential of the keys after `steps` plain steps from `g`."""
-    for _ in range(steps):
-        f = problem.rows(kernel, g)
-        g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
+    """The potential of the keys after `steps` plain steps from `g`; autocast is off meanwhile."""
+    with full_precision(g):
+        for _ in range(steps):
+            f = problem.rows(kernel, g)
+            g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
     return g
 
 
@@ -183,7 +243,10 @@ def step(kernel: Kernel, problem: Problem, g: Tensor) -> Point:
         relative_error = 2 * torch.expm1(g - f)
         dual = integral(2 * g - torch.expm1(g - f), problem.log_b)
     else:
-        image = problem.columns(kernel, f).masked_fill(no_mass, 0)
+        image = problem.columns(kernel, f)
+        if not problem.balanced:
+            image = image - problem.translation(f, image)
+        image = image.masked_fill(no_mass, 0)
         residual = image - g
         # The column at y of the plan of (f, g) has density e^(g - F(g)).
         relative_error = torch.expm1(-residual)

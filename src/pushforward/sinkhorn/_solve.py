@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .._tools.precision import full_precision
 from ..affinities import Kernel, PointScores, Scores
 from ._anderson import anderson_cycle
 from ._problem import CHECK_EVERY, Point, Problem, alternate, integral, step
@@ -67,15 +68,19 @@ class Solution:
     steps: int
 
 
-@torch.no_grad()
 def solve(
     scores: Scores, problem: Problem, settings: Settings, start: Tensor | None = None
 ) -> Solution:
     """The potential of the keys to a tolerance, from `start` or from a high temperature.
 
     Convergence is claimed only after it was verified to the digits of the scores: a kernel in
-    memory may be rounded.
+    memory may be rounded. Autocast does not reach in here.
     """
+    with torch.no_grad(), full_precision(problem.log_b):
+        return _solve(scores, problem, settings, start)
+
+
+def _solve(scores: Scores, problem: Problem, settings: Settings, start: Tensor | None) -> Solution:
     g, steps = (start, 0) if start is not None else _start(scores, problem, settings)
     g = g.to(scores.dtype).expand(*scores.shape[:-2], scores.shape[-1])
     if problem.balanced and not problem.symmetric:
@@ -173,7 +178,7 @@ def _sampled(scores: PointScores, problem: Problem) -> tuple[PointScores, PointS
     queries, keys = (_systematic(logs, SAMPLE) for logs in (problem.log_a, problem.log_b))
     equal = torch.full_like(queries, -math.log(SAMPLE), dtype=problem.log_b.dtype)
     all_keys = torch.arange(scores.shape[-1], device=scores.device)
-    marginals = Problem(equal, equal, problem.slack)
+    marginals = Problem(equal, equal, problem.slack, log_masses=problem.log_masses)
     return scores.pick(queries, keys), scores.pick(queries, all_keys), marginals
 
 
