@@ -43,8 +43,8 @@ def check_kind(name: str, value: object, kind: type, fix: str, *, returned: bool
     a = "an" if kind.__name__[0] in "AEIOU" else "a"
     if isinstance(value, type) and issubclass(value, kind):
         fix = _instance(value)
-    must = "must return" if returned else "must be"
-    raise TypeError(f"`{name}` {must} {a} {kind.__name__}, got {_kind(value)}. {fix}")
+    must = f"must {'return' if returned else 'be'} {a} {kind.__name__}"
+    raise TypeError(f"`{name}` {must}, got {_kind(value)}. {fix}")
 
 
 def _kind(value: object) -> str:
