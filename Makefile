@@ -1,4 +1,4 @@
-# `make run` shows the library at work, `make test` runs all its tests; both set everything up first.
+# `make run` tests what the two papers say, `make test` runs all its tests; both set everything up first.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -6,7 +6,9 @@ READY := .venv/.ready
 .PHONY: run test lint quick bench docs clean
 
 run: $(READY)
-	@$(BIN)/python examples/01_tour.py
+	@mkdir -p out
+	@$(BIN)/pushforward verify --html out/verify.html --json out/verify.json
+	@echo "Open out/verify.html. A tour of the library: .venv/bin/python examples/01_tour.py"
 
 test: lint
 	@echo "[2/3] tests, with run-time shape checks"

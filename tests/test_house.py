@@ -36,6 +36,10 @@ MAY_IMPORT = {
     "representation": "_tools measures distances maps flows",
     "auditing": "_tools measures distances relations pictures maps flows approximation "
     "representation",
+    "statements": "_tools ops measures affinities sinkhorn relations distances pictures maps "
+    "flows approximation representation auditing",
+    "_command": "_tools ops measures affinities sinkhorn relations distances pictures maps "
+    "flows approximation representation auditing statements",
 }
 """Which chapters a chapter may import; the root imports all of them."""
 

@@ -8,8 +8,8 @@ import torch
 from cases import measure
 
 import pushforward as pf
-from pushforward.representation._probes import flattened
-from pushforward.representation._subset_sums import LIMIT, decode
+from pushforward.representation import decode, flattened
+from pushforward.representation._subset_sums import LIMIT
 
 
 def field(scale=1.0):

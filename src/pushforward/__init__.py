@@ -13,6 +13,7 @@ from . import (
     relations as relations,
     representation as representation,
     sinkhorn as sinkhorn,
+    statements as statements,
 )
 from .affinities import Affinity, Dot, Encoded, Matrix, Pairs, SquaredDistance
 from .approximation import realise
@@ -58,7 +59,7 @@ __all__ = [
 
 _CHAPTERS = [
     "affinities", "approximation", "auditing", "distances", "flows", "maps", "measures", "ops",
-    "pictures", "relations", "representation", "sinkhorn",
+    "pictures", "relations", "representation", "sinkhorn", "statements",
 ]  # fmt: skip
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .precision import HALF
-
 SUMS = 1e-5
 """The most by which a sum of masses may differ from one and be normalised without a word."""
 
@@ -397,54 +395,10 @@ def _first_parameter(module: torch.nn.Module) -> Tensor | None:
     return None
 
 
-def check_reduction(
-    q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor, times: tuple[Tensor, Tensor] | None
-) -> None:
-    """Raise unless the arguments of a reduction fit together."""
-    named = {"q": (q, 2), "k": (k, 2), "bias": (bias, 1)}
-    if v is not None:
-        named["v"] = (v, 2)
-    for name, (tensor, least) in named.items():
-        check_floating(name, tensor, "(..., n)" if least == 1 else "(..., n, k)", least)
-        check_same("device", ("q", q), (name, tensor))
-    batch = q.shape[:-2]
-    for name, (tensor, least) in named.items():
-        if tensor.shape[:-least] != batch:
-            check_broadcast(f"`q` and `{name}`", batch, tensor.shape[:-least])
-    check_widths(q, k)
-    n = k.shape[-2]
-    if bias.shape[-1] != n or (v is not None and v.shape[-2] != n):
-        raise ValueError(
-            f"`k`, `bias` and `v` must have a row per atom, the same number of them, got {n} and "
-            f"{bias.shape[-1]}" + ("." if v is None else f" and {v.shape[-2]}.")
-        )
-    if bias.dtype in HALF:
-        raise ValueError(
-            f"`bias` must be float32 or float64, got {bias.dtype}: log-weights in half precision "
-            "change the measure. Keep it wide; q, k and v may be half."
-        )
-    if times is not None:
-        _check_clock(times, q.shape[-2], n)
-
-
 def check_widths(q: Tensor, k: Tensor) -> None:
     """Raise unless queries and keys have a dot product."""
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"Queries and keys must have the same width, got q {tuple(q.shape)} and "
             f"k {tuple(k.shape)}."
-        )
-
-
-def _check_clock(times: tuple[Tensor, Tensor], m: int, n: int) -> None:
-    if not (isinstance(times, tuple) and len(times) == 2):
-        raise TypeError(
-            f"`times` must be a pair (of queries, of atoms), got {type(times).__name__}."
-        )
-    for name, t in zip(("times of queries", "times of atoms"), times, strict=True):
-        check_tensor(name, t)
-    if (times[0].shape[-1:], times[1].shape[-1:]) != ((m,), (n,)):
-        raise ValueError(
-            f"`times` must be one per query ({m}) and one per atom ({n}), got shapes "
-            f"{tuple(times[0].shape)} and {tuple(times[1].shape)}."
         )

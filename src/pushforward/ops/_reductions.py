@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_finite, check_flags, check_reduction, check_tensor
+from .._tools.checks import check_finite, check_flags, check_tensor
 from .._tools.precision import comparable, full_precision
 from .._tools.types import Clock
 from . import _reference as reference, _streamed as streamed
+from ._checks import check_reduction
 
 Impl = Literal["reference", "streamed"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)

@@ -186,7 +186,7 @@ def check_finite_scores(scores: Scores, size: float) -> None:
     raise ValueError(
         f"Scores must be finite, or -inf where a pair is forbidden, got {got} from queries and "
         f"keys; {_kind(scores)} ends at {torch.finfo(scores.dtype).max:.2g}. Scale queries or "
-        "keys down, raise the temperature (`eps`), or check the queries and keys for NaN."
+        "keys down, raise the temperature (`eps`), or check them for NaN and infinity."
     )
 
 

@@ -6,14 +6,16 @@ from ._derivatives import Derivative, Extension, MassPreserving, ProbabilityValu
 from ._errors import BlackBoxError, CallRejected, NotRecovered, call_model
 from ._measure_maps import Witness, refinements, rewritings
 from ._population import Population
-from ._probes import Decode, Excess, Probe, ProbedImage, Weak
+from ._probes import Decode, Excess, Probe, ProbedImage, Weak, flattened
 from ._recovery import RecoveredMap, recover
+from ._subset_sums import Decoding, decode
 from .boxes import BlackBox, MapBox, QueryBox, TokenBox
 
 __all__ = [
-    "BlackBox", "BlackBoxError", "CallRejected", "Characterisation", "Decode", "Derivative",
-    "Excess", "Extension", "LipschitzBounds", "MapBox", "MassPreserving", "NotRecovered",
-    "Population", "ProbabilityValued", "Probe", "ProbedImage", "QueryBox", "RecoveredMap",
-    "TokenBox", "Verdict", "Weak", "Witness", "boxes", "call_model", "characterise",
-    "continuity", "derivative", "recover", "refinements", "rewritings", "zoo",
+    "BlackBox", "BlackBoxError", "CallRejected", "Characterisation", "Decode", "Decoding",
+    "Derivative", "Excess", "Extension", "LipschitzBounds", "MapBox", "MassPreserving",
+    "NotRecovered", "Population", "ProbabilityValued", "Probe", "ProbedImage", "QueryBox",
+    "RecoveredMap", "TokenBox", "Verdict", "Weak", "Witness", "boxes", "call_model",
+    "characterise", "continuity", "decode", "derivative", "flattened", "recover",
+    "refinements", "rewritings", "zoo",
 ]  # fmt: skip

@@ -257,8 +257,8 @@ def flattened(
     r"""Coordinates that are constant near some points, as condition [A, eq. 7] asks.
 
     With $c$ the nearest of the points and $q=|y-c|$: $c$ for $q\le r$,
-    $c+2(q-r)\frac{y-c}q$ for $r<q<2r$, and $y$ beyond. 2-Lipschitz, and within $r$ of the
-    identity.
+    $c+2(q-r)\frac{y-c}q$ for $r<q<2r$, and $y$ beyond. Within $r$ of the identity, and 2-Lipschitz
+    if no two of the points are closer than $4r$.
 
     Args:
         y: where to evaluate them.

@@ -1,0 +1,138 @@
+"""What an experiment may conclude, and the words in which it says so. Never "proved"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+LOOSE = 0.05
+"""A bound of which less than this share is reached would not notice much."""
+
+ROUNDING = 1e-9
+"""How far a ratio to a proved bound may exceed one by rounding."""
+
+
+class Kind(Enum):
+    """The kinds of statements."""
+
+    IDENTITY = "="
+    FOR_ALL = "<="
+    RATE = "->"
+    EXISTENCE = "E"
+    COUNTEREXAMPLE = "x"
+    QUOTED = "quoted"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one measurement shows.
+
+    Args:
+        kind: the kind of statement that it tests.
+        ok: whether it is as expected; for a counterexample, whether the failure was seen.
+        said: the result in words.
+        value: the number that was measured.
+        limit: what it is compared with.
+        trials: how many cases were tried.
+    """
+
+    kind: Kind
+    ok: bool
+    said: str
+    value: float = math.nan
+    limit: float = math.nan
+    trials: int = 1
+
+
+def holds(error: float, limit: float, what: str = "", trials: int = 1) -> Check:
+    """An identity: both sides were computed, and they differ by an error.
+
+    Args:
+        error: the largest difference.
+        limit: how large it may be by rounding, or by the truncation of a quotient.
+        what: what was compared, if there are several.
+        trials: in how many cases.
+    """
+    said = f"{_prefix(what)}holds to {_short(error)}"
+    if not error <= limit:
+        said = f"{_prefix(what)}is off by {_short(error)}, and {_short(limit)} is allowed"
+    return Check(Kind.IDENTITY, bool(error <= limit), said, float(error), limit, trials)
+
+
+def bounded(ratio: float, trials: int, what: str = "", least: float = 0.0) -> Check:
+    """A statement for all: a violation was searched for.
+
+    Args:
+        ratio: the largest ratio of the left side to the right side.
+        trials: in how many cases.
+        what: what is bounded, if there are several.
+        least: the smallest ratio that the search must reach to mean something.
+    """
+    ok = bool(least <= ratio <= 1 + ROUNDING)
+    said = f"{_prefix(what)}not refuted: {ratio:.3g} of the bound, {trials:,} trials"
+    if ok and ratio < LOOSE:
+        said += " (loose: it would not notice much)"
+    if not ok:
+        said = f"{_prefix(what)}{ratio:.3g} of the bound, in {trials:,} trials"
+    return Check(Kind.FOR_ALL, ok, said, float(ratio), 1.0, trials)
+
+
+def rate(value: float, theory: float, within: float, what: str = "") -> Check:
+    """A limit or a rate, by a fitted exponent or a ratio.
+
+    Args:
+        value: what was fitted.
+        theory: what it should be.
+        within: how far it may be from that.
+        what: what was fitted, if there are several.
+    """
+    said = f"{_prefix(what)}{value:.3f}, theory {theory:g}"
+    ok = bool(abs(value - theory) <= within)
+    return Check(Kind.RATE, ok, said, float(value), theory)
+
+
+def built(error: float, limit: float, what: str = "") -> Check:
+    """An existence: the object was built, and its error measured.
+
+    Args:
+        error: the error.
+        limit: how large it may be.
+        what: what was built, if there are several.
+    """
+    said = f"{_prefix(what)}built, error {_short(error)}"
+    if not error <= limit:
+        said += f", and {_short(limit)} is allowed"
+    return Check(Kind.EXISTENCE, bool(error <= limit), said, float(error), limit)
+
+
+def refuted(seen: bool, said: str, value: float = math.nan) -> Check:
+    """A counterexample: the failure must be seen.
+
+    Args:
+        seen: whether it was.
+        said: what was seen, such as "a jump of 0.16 at distance 7e-7".
+        value: its size.
+    """
+    words = f"refuted as it must be: {said}" if seen else f"should be refuted, but: {said}"
+    return Check(Kind.COUNTEREXAMPLE, bool(seen), words, float(value))
+
+
+def quoted(said: str) -> Check:
+    """What is only quoted from elsewhere, and not tested here."""
+    return Check(Kind.QUOTED, True, f"quoted: {said}")
+
+
+def _prefix(what: str) -> str:
+    return f"{what} " if what else ""
+
+
+def _short(x: float) -> str:
+    """A small number with one digit, rounded up: errors are never made smaller."""
+    if not 0 < x < math.inf:
+        return f"{x:g}"
+    exponent = math.floor(math.log10(x))
+    digit = math.ceil(x / 10.0**exponent - 1e-9)
+    if digit == 10:
+        digit, exponent = 1, exponent + 1
+    return f"{digit}e{exponent}" if not -2 <= exponent <= 2 else f"{digit * 10.0**exponent:g}"
