@@ -176,7 +176,7 @@ def test_a_normaliser_must_return_a_relation():
             return scores.matrix()
 
     mu = cloud(4)
-    with pytest.raises(TypeError, match="must be a Relation, got Tensor"):
+    with pytest.raises(TypeError, match="must return a Relation, got Tensor"):
         pf.relate(mu, mu, normaliser=Wrong())
 
 

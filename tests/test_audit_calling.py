@@ -244,7 +244,7 @@ def test_wrong_arguments(arguments, error, words):
     "options,words",
     [
         ({"padded": 3}, "padded"),
-        ({"batched": "yes"}, "True, False or None"),
+        ({"batched": "yes"}, "must be True or False"),
         ({"name": 3}, "`name` must be a str"),
         ({"model": 3}, "a module, a function"),
         ({"model": pf.auditing.Model(attend)}, "a module, a function"),

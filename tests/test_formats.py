@@ -242,7 +242,7 @@ def test_messages_of_other_formats():
         pf.Measure([torch.zeros(2), torch.zeros(2)])
     with pytest.raises(TypeError, match="array of"):
         pf.Measure(np.array([["a"]]))
-    with pytest.raises(TypeError, match="images as a tensor, got ndarray"):
+    with pytest.raises(TypeError, match="`T` must return a floating-point tensor.*got ndarray"):
         mu.push(lambda x: x.numpy())
     with pytest.raises(TypeError, match="pf.collate"):
         pf.Measure.stack([(mu, 1), (mu, 0)])

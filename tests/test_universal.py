@@ -360,7 +360,7 @@ def test_errors_say_what_to_do():
         Hats(torch.zeros(2), torch.tensor([1.0, 0.0]), 3)
     with pytest.raises(ValueError, match="`cells` must be at least 2"):
         Hats(torch.zeros(1), torch.ones(1), 1)
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\), got 0.1 and 1.0"):
+    with pytest.raises(ValueError, match="`delta` must be at least 0 and below 1, got 1.0"):
         SoftmaxApproximation(SoftNearest(0.1), hats, tau=0.1, delta=1.0)
     with pytest.raises(ValueError, match="on the line, got one in R.2"):
         QuantileCoupling()(cloud(5, 2), nu)

@@ -38,16 +38,21 @@ def check_kind(name: str, value: object, kind: type, fix: str, *, returned: bool
     """Raise unless `value` is an instance of `kind`: an argument, or what a method returned."""
     if isinstance(value, kind):
         return
-    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    a = "an" if kind.__name__[0] in "AEIOU" else "a"
     if isinstance(value, type) and issubclass(value, kind):
         fix = _instance(value)
-    must = f"must {'return' if returned else 'be'} {article} {kind.__name__}"
+    must = f"must {'return' if returned else 'be'} {a} {kind.__name__}"
     raise TypeError(f"`{name}` {must}, got {_kind(value)}. {fix}")
 
 
 def _kind(value: object) -> str:
     """What a value is, in a message."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _show(value: object) -> str:
+    """A number or a string as it is, anything else by its kind."""
+    return repr(value) if isinstance(value, Real | str) else _kind(value)
 
 
 def _instance(cls: type) -> str:
@@ -65,8 +70,9 @@ def check_whole(name: str, value: int, least: int = 1) -> None:
     """Raise unless `value` is a whole number of at least `least`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not (whole and value >= least):
-        got = repr(value) if isinstance(value, Real | str) else _kind(value)
-        raise ValueError(f"`{name}` must be a whole number of at least {least}, got {got}.")
+        raise ValueError(
+            f"`{name}` must be a whole number of at least {least}, got {_show(value)}."
+        )
 
 
 def check_sizes(**sizes: int) -> None:
@@ -83,21 +89,14 @@ def check_optional_sizes(**sizes: int | None) -> None:
 def check_seed(seed: int) -> None:
     """Raise unless `seed` is a whole number that generators accept."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:
-        got = repr(seed) if isinstance(seed, Real | str) else _kind(seed)
-        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {got}.")
+        raise ValueError(f"`seed` must be a whole number below 2^62 in size, got {_show(seed)}.")
 
 
-def check_flags(**flags: bool) -> None:
-    """Raise unless every flag is True or False."""
+def check_flags(**flags: bool | None) -> None:
+    """Raise unless every flag is True or False; `progress` may be None, for its default."""
     for name, flag in flags.items():
-        if not isinstance(flag, bool):
+        if not isinstance(flag, bool) and not (name == "progress" and flag is None):
             raise TypeError(f"`{name}` must be True or False, got {_kind(flag)}.")
-
-
-def check_progress(progress: bool | None) -> None:
-    """Raise unless `progress` is True, False, or None for the default."""
-    if progress is not None:
-        check_flags(progress=progress)
 
 
 def check_generator(generator: torch.Generator | None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._tools.checks import check_floating, check_progress, check_seed, check_sizes
+from .._tools.checks import check_flags, check_floating, check_seed, check_sizes
 from .._tools.output import bar, ticker
 from .._tools.warn import each_warning_once
 from ..representation import BlackBoxError, NotRecovered, Population
@@ -93,7 +93,7 @@ def audit(
             f"`tokens` must be at least {LEAST_TOKENS} to fit a rate of convergence, got {tokens}."
         )
     check_seed(seed)
-    check_progress(progress)
+    check_flags(progress=progress)
     names, seed = _section_names(sections), int(seed)
     required = _required_names(require)
     model = model if isinstance(model, Model) else Model(model)
@@ -152,7 +152,8 @@ def _names(argument: str, given: Sequence[str]) -> list[str]:
     """Some names, or one."""
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"`{argument}` must be a list of names, got {given!r}.")
+        known = f"some of {', '.join(SECTIONS)}"
+        raise ValueError(f"`{argument}` must be a list of names, {known}, got {given!r}.")
     return list(names)
 
 

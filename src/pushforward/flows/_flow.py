@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .._tools.checks import (
     check_finite,
+    check_flags,
     check_floating,
     check_kind,
     check_path,
-    check_progress,
     check_same,
     check_sizes,
     check_values_finite,
@@ -139,7 +139,7 @@ class Flow(Container):
             >>> G.path(pf.Measure(torch.ones(1, 1)), save=2).map(lambda mu: mu.atoms).flatten()
             tensor([1.0000, 0.6065, 0.3679])
         """
-        check_progress(progress)
+        check_flags(progress=progress)
         if folder is not None:
             check_path("folder", folder)
         self._check(mu)

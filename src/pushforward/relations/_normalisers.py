@@ -68,8 +68,8 @@ class Normaliser(ABC):
         call of `relate` if each query is treated alone, else by an error that says what to do.
         """
         relation = self.relate(scores, log_a, log_b, start=start)
-        fix = "Return what `pf.Softmax().relate(scores, log_a, log_b)` returns, say."
-        check_kind("normaliser.relate(...)", relation, Relation, fix)
+        fix = "For example what `pf.Softmax().relate(scores, log_a, log_b)` returns."
+        check_kind(f"{type(self).__name__}.relate", relation, Relation, fix, returned=True)
         owner = getattr(getattr(relation.extension, "func", None), "__self__", None)
         if owner is self or not isinstance(owner, Normaliser):
             return relation

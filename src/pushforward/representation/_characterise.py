@@ -17,7 +17,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from .._tools.checks import check_callable, check_progress, check_seed, check_sizes
+from .._tools.checks import check_callable, check_flags, check_seed, check_sizes
 from .._tools.output import bar, ticker
 from ..flows import Euclidean
 from ..maps import InContextMap
@@ -189,7 +189,7 @@ def characterise(
     """
     check_sizes(size=size)
     check_seed(seed)
-    check_progress(progress)
+    check_flags(progress=progress)
     check_callable("law", law, "a function that draws a Measure, `law(n, generator)`")
     example = _draw(law, size, torch.Generator().manual_seed(0))
     box = MapBox(f, example)
