@@ -1,6 +1,6 @@
 """Run all statements of the papers and write statements.json, which the documentation shows.
 
-Usage: python benchmarks/statements.py    (about a minute and a half on two cores)
+Usage: python benchmarks/statements.py    (about half a minute on two cores)
 """
 
 import json
