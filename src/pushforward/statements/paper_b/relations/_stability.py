@@ -134,7 +134,7 @@ QUARTER = 0.25
 
 
 def checkered(size: float) -> Tensor:
-    """Scores of two points each that only both potentials together could not absorb."""
+    """Scores of two points and two points, plus and minus: no potentials can absorb them."""
     return size * torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
 
 
