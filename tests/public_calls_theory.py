@@ -5,7 +5,7 @@ from public_calls import FOLDER, GAMMA, GENERATOR, MATRIX, MODEL, MU, NU, ONCE, 
 from torch import nn
 
 import pushforward as pf
-from pushforward import approximation, auditing, flows, representation
+from pushforward import approximation, auditing, flows, representation, statements
 from pushforward.representation import zoo
 
 
@@ -25,6 +25,10 @@ def first_coordinate(y):
     return y[:, 0]
 
 
+def look(result):
+    return result.ok
+
+
 LINE = pf.Measure(draws(5, 1))
 FIELD, MOVE = pf.fields.Pairwise(attract), pf.Flow(pf.fields.Pairwise(attract), t1=1.0)
 PATH = pf.flow(FIELD, MU, t1=1.0, solver=pf.Euler(2), save=2)
@@ -38,6 +42,8 @@ POPULATION = representation.Population(X)
 WITNESS = representation.Witness("shows", MU, NU)
 ENERGY = pf.fields.SelfAttention(E, E, E)
 SQUARE = torch.full((2, 2), 0.5, dtype=torch.float64)
+QUICK = statements.Setting(quick=True)
+RESULTS = [statements.run_statement("A.eq8", QUICK)]
 EULER = pf.Euler(2)
 pf.flow(FIELD, MU, t1=1.0, solver=EULER, folder=FOLDER / "flow")
 
@@ -222,6 +228,27 @@ THEORY = {
     "vlasov": (zoo.vlasov, {"dim": 2, "seed": 0}),
     "root": (zoo.root, {"mu": MU, "exponent": 0.5}),
     "top_k": (zoo.top_k, {"mu": MU, "k": 2}),
+    "verify": (
+        statements.verify,
+        {
+            "only": "A.eq8", "family": "in_context", "quick": True, "seed": 0, "defects": False,
+            "workers": 0, "show": look,
+        },
+    ),
+    "select": (statements.select, {"only": "A.eq8", "family": "in_context"}),
+    "run_statement": (
+        statements.run_statement, {"id": "A.eq8", "setting": QUICK, "defects": False},
+    ),
+    "Setting": (statements.Setting, {"quick": True, "seed": 0}),
+    "Setting.generator": (QUICK.generator, {"offset": 1}),
+    "as_dict": (
+        statements.as_dict,
+        {"results": RESULTS, "quick": True, "seed": 0, "defects": False, "seconds": 0.1},
+    ),
+    "page": (
+        statements.page,
+        {"record": statements.as_dict(RESULTS, quick=True, seed=0, defects=False, seconds=0.1)},
+    ),
     **{
         name: (getattr(zoo, name), {"mu": MU})
         for name in (

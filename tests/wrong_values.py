@@ -118,6 +118,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "QueryBox": {"model": FUNCTION},
     "audit": {"model": FUNCTION, "data": ARRAY},
     "audit, with queries": {"model": FUNCTION, "data": ARRAY, "queries": ARRAY},
+    "verify": {"show": FUNCTION},
     "Model": {"model": FUNCTION, "name": STRING, "padded": FUNCTION},
     "Audit.__getitem__": {"name": STRING},
     # Queries and keys may be NaN at atoms without mass; scores are read by `relate`.

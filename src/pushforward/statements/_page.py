@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from .._tools.checks import check_kind
 from ..pictures import STATUS, chip, formula, frame, mark
 
 PAPERS = {
@@ -63,6 +64,7 @@ def page(record: Mapping[str, Any]) -> str:
     Args:
         record: the run, as `as_dict` makes it.
     """
+    check_kind("record", record, Mapping, "For example what `as_dict` returns.")
     found: Sequence[Statement] = record["statements"]
     count = {name: sum(status(s) == name for s in found) for name in STATUS}
     good = len(found) - count["unable"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._tools.checks import check_flags, check_kind, check_number, check_seed
 from ._checks import Check
 from ._figure import Figure
 from ._run import Result
@@ -30,7 +31,21 @@ def as_dict(
         seed: of all random numbers.
         defects: whether defects were planted.
         seconds: how long the run took.
+
+    Examples:
+        >>> results = pf.statements.verify("A.eq8", quick=True, workers=0)
+        >>> record = pf.statements.as_dict(
+        ...     results, quick=True, seed=0, defects=False, seconds=0.1
+        ... )
+        >>> record["statements"][0]["source"]
+        '(8)'
     """
+    check_kind("results", results, Sequence, "For example what `verify` returns.")
+    for result in results:
+        check_kind("results[k]", result, Result, "For example what `verify` returns.")
+    check_flags(quick=quick, defects=defects)
+    check_seed(seed)
+    check_number("seconds", seconds)
     return {
         "schema": SCHEMA, "date": str(date.today()), "machine": platform.machine(),
         "python": platform.python_version(), "torch": torch.__version__, "quick": quick,

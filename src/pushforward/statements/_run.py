@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._tools.checks import check_seed, check_sizes
+from .._tools.checks import check_callable, check_flags, check_kind, check_whole
 from ._checks import Check
 from ._figure import Figure
 from ._statement import REGISTRY, Setting, Statement
@@ -57,14 +57,22 @@ def select(only: str = "*", family: str | None = None) -> list[Statement]:
     Args:
         only: a pattern such as `A.eq*`.
         family: the name of a family, None for all.
+
+    Examples:
+        >>> [s.id for s in pf.statements.select("A.eq8*")]
+        ['A.eq8', 'A.eq8.assoc']
     """
+    check_kind("only", only, str, "A pattern of identifiers, such as `A.eq*`.")
     families = sorted({s.family for s in REGISTRY.values()})
-    if family is not None and family not in families:
-        raise ValueError(f"`family` must be one of {', '.join(families)}, got {family!r}.")
+    if family is not None and not (isinstance(family, str) and family in families):
+        got = repr(family) if isinstance(family, str) else type(family).__name__
+        raise ValueError(f"`family` must be one of {', '.join(families)}, got {got}.")
     chosen = [s for s in REGISTRY.values() if fnmatchcase(s.id, only)]
     chosen = [s for s in chosen if family in (None, s.family)]
     if not chosen:
-        raise ValueError(f"No statement matches `only` = {only!r}. For example `A.eq*`, or `B.*`.")
+        raise ValueError(
+            f"No statement matches `only`, got {only!r}. For example `A.eq*`, or `B.*`."
+        )
     return chosen
 
 
@@ -94,16 +102,16 @@ def verify(
         >>> result.ok
         True
     """
-    check_seed(seed)
-    chosen = select(only, family)
-    setting = Setting(quick, seed)
+    check_flags(defects=defects)
+    check_whole("workers", workers, least=0)
+    check_callable("show", show, "a function of a `Result`")
+    chosen, setting = select(only, family), Setting(quick, seed)
     if workers == 0:
         results = {}
         for s in chosen:
             results[s.id] = run_statement(s.id, setting, defects)
             show(results[s.id])
         return [results[s.id] for s in chosen]
-    check_sizes(workers=workers)
     results = dict(_in_processes(chosen, setting, defects, workers, show))
     return [results[s.id] for s in chosen]
 
@@ -140,7 +148,17 @@ def run_statement(id: str, setting: Setting, defects: bool = False) -> Result:
         id: of the statement.
         setting: how it runs.
         defects: whether its defect is planted.
+
+    Examples:
+        >>> result = pf.statements.run_statement("A.eq8", pf.statements.Setting(quick=True))
+        >>> result.ok, len(result.checks)
+        (True, 2)
     """
+    if not isinstance(id, str) or id not in REGISTRY:
+        got = repr(id) if isinstance(id, str) else type(id).__name__
+        raise ValueError(f"`id` must be a key of `REGISTRY`, such as 'A.eq8', got {got}.")
+    check_kind("setting", setting, Setting, "For example `Setting(quick=True)`.")
+    check_flags(defects=defects)
     found = REGISTRY[id]
     shown: list[Check | Figure] = []
     error, dtype, begin = "", torch.get_default_dtype(), time.perf_counter()

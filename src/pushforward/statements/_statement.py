@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .._tools.checks import check_flags, check_seed, check_whole
 from ._checks import Check
 from ._figure import Figure
 
@@ -23,10 +24,18 @@ class Setting:
     Args:
         quick: whether the short variant is asked for.
         seed: of all random numbers.
+
+    Examples:
+        >>> pf.statements.Setting(quick=True).pick(1000, 10)
+        10
     """
 
     quick: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_flags(quick=self.quick)
+        check_seed(self.seed)
 
     def pick(self, default: T, quick: T) -> T:
         """The first value, or the second in the short variant."""
@@ -34,6 +43,7 @@ class Setting:
 
     def generator(self, offset: int = 0) -> torch.Generator:
         """A source of random numbers; another one for every offset."""
+        check_whole("offset", offset, least=0)
         return torch.Generator().manual_seed(1000 * self.seed + offset)
 
 
