@@ -177,7 +177,7 @@ def token_dim(dim: int, out_dim: int) -> int:
 
 @statement(
     "A.cor1.size",
-    "Furuya, de Hoop and Peyre, Theorem 1",
+    "Theorem 1 of Furuya, de Hoop and Peyre",
     "Tokens of dimension d + 3d' and d' heads of dimension 1 suffice, whatever the accuracy and "
     "the number of tokens.",
     r"\Gamma:\mathcal P(\Omega)\times\Omega\to\mathbb R^{d'},\quad\Omega\subset\mathbb R^d:\qquad"
