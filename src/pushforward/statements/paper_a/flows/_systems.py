@@ -32,12 +32,19 @@ def normalised(r: Tensor) -> Tensor:
 influence_of = influence
 
 
+def spread(mu: Measure) -> Tensor:
+    r"""$\int|v-\bar v|^2d\mu$ of tokens $(x,v)$."""
+    v = (mu.atoms - mu.mean())[:, 2:]
+    return mu.weights @ v.square().sum(-1)
+
+
 @statement(
     "A.cs",
     "Section 1.1",
     "The solution map of the kinetic Cucker-Smale equation is support preserving, with a "
-    "continuous in-context map. It keeps the momentum.",
-    r"\dot x=v,\qquad\dot v=\int\psi(|x-y|)\,(w-v)\,d\mu(y,w)",
+    "continuous in-context map. It keeps the momentum and brings velocities together.",
+    r"\dot x=v,\quad\dot v=\int\psi(|x-y|)\,(w-v)\,d\mu(y,w):\qquad"
+    r" \int|v-\bar v|^2d\mu_t\le e^{-2\psi(\max D_X)\,t}\int|v-\bar v|^2d\mu_0",
     defect=planted(__name__, "influence", normalised),
     seconds=(5.0, 0.1),
     api=("fields.CuckerSmale", "recover", "characterise"),
@@ -52,6 +59,10 @@ def cucker_smale(s: Setting) -> Iterator[Check | Figure]:
     yield holds(mass_defect(mu, f(mu)), 1e-12, "masses:")
     yield from recovery_orders(f, flow, mu, x)
     yield holds(gap(mu.mean()[2:], end.mean()[2:]), 1e-13, "momentum:")
+    # The diameter of velocities falls, so until time 1 no two birds are further apart than this.
+    far = torch.stack([torch.pdist(half).max() for half in mu.atoms.chunk(2, -1)]).sum()
+    slowed = float(spread(end) / ((-2 * influence_of(far)).exp() * spread(mu)))
+    yield bounded(slowed, 1, "spread of velocities:")
     if not s.quick:
         short = Flow(CuckerSmale(influence), t1=1.0, solver=RK4(steps=5))
         report = characterise(short.push, lambda n, g: box(n, 4, g), size=6, seed=s.seed)
