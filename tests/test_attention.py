@@ -133,15 +133,6 @@ def test_earlier_outputs_do_not_depend_on_later_tokens(impl):
 
 
 @torch.no_grad()
-def test_causal_with_all_times_equal_is_plain():
-    a, b = attention(None, mask=pf.Causal()), attention(None)
-    b.load_state_dict(a.state_dict())
-    mu = measure()
-    tied = pf.Measure(mu.atoms, mu.weights, times=torch.ones(6, dtype=torch.long))
-    assert worst(a.push(tied), b.push(mu)) < 1e-14
-
-
-@torch.no_grad()
 def test_integer_positions_are_times():
     tokens = torch.randn(7, 2)
     gamma = attention(None, mask=pf.Causal())

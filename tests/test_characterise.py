@@ -20,47 +20,6 @@ def law(d=2):
 # Closed forms
 
 
-@pytest.mark.parametrize(
-    "f,limit", [(zoo.counterexample, 1 / 3), (zoo.smooth_counterexample, 1 / (2 * math.sqrt(5)))]
-)
-def test_limits_of_the_counterexamples(f, limit):
-    """Experiment E6: the light atom goes to both signs of a limit."""
-    for n in (10**3, 10**6):
-        for sign in (1, -1):
-            mu = pf.Measure(torch.tensor([[1.0], [sign / n]]), torch.tensor([1 - 1 / n, 1 / n]))
-            assert abs(float(f(mu).atoms[1]) - sign * limit) < 3 / n
-
-
-def test_the_counterexample_is_hoelder_one_half():
-    """Exponent 1/2 on the family of the proof, and the ratio 0.3536."""
-    logs = []
-    for k in range(4, 12):
-        m = 2.0**-k
-        weights = torch.tensor([1 - m, m])
-        mu = pf.Measure(torch.tensor([[1.0], [0.0]]), weights)
-        nu = pf.Measure(torch.tensor([[1.0], [m / 2]]), weights)
-        apart = float(pf.wasserstein(mu, nu))
-        out = float(pf.wasserstein(zoo.counterexample(mu), zoo.counterexample(nu)))
-        logs.append((math.log(apart), math.log(out)))
-    x, y = torch.tensor(logs).T
-    slope = ((x - x.mean()) * y).sum() / (x - x.mean()).square().sum()
-    assert abs(float(slope) - 0.5) < 0.05
-    assert abs(out / math.sqrt(apart) - 0.35355) < 1e-3
-
-
-def test_the_slope_of_the_counterexample_is_one_over_the_mass():
-    """Lambda(eta) eta tends to 1."""
-    mu = pf.Measure(torch.tensor([[1.0]]))
-    for eta in (1e-2, 1e-4, 1e-6):
-        h = eta * 1e-4
-        ends = [
-            pf.Measure(torch.tensor([[1.0], [x]]), torch.tensor([1 - eta, eta])) for x in (0, h)
-        ]
-        a, b = (float(zoo.counterexample(m).atoms[1]) for m in ends)
-        assert abs((b - a) / h * eta - 1) < 2 * eta + 1e-3
-    assert torch.equal(zoo.counterexample(mu).atoms, mu.atoms)
-
-
 def test_counterexamples_are_continuous():
     """W1 of images at most 9 roots of W1, on random clouds."""
     for f in (zoo.counterexample, zoo.smooth_counterexample):
@@ -71,19 +30,7 @@ def test_counterexamples_are_continuous():
             assert float(pf.wasserstein(f(mu), f(nu))) <= 9 * math.sqrt(apart)
 
 
-def test_alice_and_elise():
-    """The table of the long prompts, to its digits."""
-    table = {
-        10: (0.00855, 4.0e-4, 1.7e-3), 10**2: (0.06059, 4.0e-5, 1.2e-3),
-        10**3: (0.28657, 4.0e-6, 5.7e-4), 10**4: (0.46526, 4.0e-7, 9.3e-5),
-        10**5: (0.49629, 4.0e-8, 9.9e-6), 10**6: (0.49963, 4.0e-9, 1.0e-6),
-    }  # fmt: skip
-    for n, (where, before, after) in table.items():
-        alice, elise = zoo.alice_elise(n)
-        a, b = zoo.counterexample(alice), zoo.counterexample(elise)
-        assert round(float(a.atoms[0]), 5) == where == -round(float(b.atoms[0]), 5)
-        assert f"{float(pf.wasserstein(alice, elise)):.1e}" == f"{before:.1e}"
-        assert f"{float(pf.wasserstein(a, b)):.1e}" == f"{after:.1e}"
+def test_alice_and_elise_need_three_tokens():
     with pytest.raises(ValueError, match="`n` must be at least 3"):
         zoo.alice_elise(2)
 

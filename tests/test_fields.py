@@ -40,17 +40,14 @@ def test_small_bandwidth_is_the_score(normaliser, share):
     assert errors[-1] < 0.05 and errors[0] / errors[1] > 1.7 and errors[1] / errors[2] > 1.7
 
 
-def test_linear_vlasov():
-    """Row 20: e^{At}(x - m) + e^{(A+B)t} m, atoms and queries."""
+def test_linear_vlasov_of_a_gaussian():
+    """Row 20: the covariance of the limit turns with the atoms."""
     A, B, t = 0.7 * torch.randn(2, 2), 0.7 * torch.randn(2, 2), 0.8
-    mu, x = measure(8), torch.randn(3, 2)
-    m, exp = mu.mean(), torch.linalg.matrix_exp
-    G = pf.Flow(pf.fields.Linear(A, B), t1=t, solver=pf.RK4(400))
-    exact = lambda z: (z - m) @ exp(A * t).mT + exp((A + B) * t) @ m
-    assert worst(G.push(mu).atoms, exact(mu.atoms)) < 1e-10
-    assert worst(G(mu, x), exact(x)) < 1e-10
-    limit = pf.flows.gaussian(pf.fields.Linear(A, B), m, mu.covariance(), t1=t, solver=pf.RK4(400))
-    assert worst(limit.covariances[-1], exp(A * t) @ mu.covariance() @ exp(A * t).mT) < 1e-10
+    mu, exp = measure(8), torch.linalg.matrix_exp(A * 0.8)
+    limit = pf.flows.gaussian(
+        pf.fields.Linear(A, B), mu.mean(), mu.covariance(), t1=t, solver=pf.RK4(400)
+    )
+    assert worst(limit.covariances[-1], exp @ mu.covariance() @ exp.mT) < 1e-10
 
 
 def harmonic(w, d):
@@ -62,55 +59,13 @@ def harmonic(w, d):
 
 
 def test_harmonic_vlasov():
-    """Row 21."""
+    """Row 21, as a linear field on tokens (x, v)."""
     mu, w, t = measure(8, 4).normalise(), 1.3, 1.1
     x, v = mu.atoms.chunk(2, -1)
     mx, mv = mu.mean().chunk(2)
     exact = mx + mv * t + (x - mx) * math.cos(w * t) + (v - mv) / w * math.sin(w * t)
-    for field in (
-        pf.fields.Linear(*harmonic(w, 2)),
-        pf.fields.SecondOrder(pf.fields.Pairwise(lambda z, y: w**2 * (y - z)[..., :2])),
-    ):
-        assert worst(end(field, mu, pf.RK4(400), t).atoms[:, :2], exact) < 1e-9
-
-
-def test_cucker_smale_with_constant_influence():
-    """Row 22: closed form, and momentum constant to 1e-12."""
-    k, t = 0.8, 1.5
-    mu = measure(10, 4).normalise()
-    field = pf.fields.CuckerSmale(lambda r: torch.full_like(r, k))
-    path = pf.flow(field, mu, t1=t, solver=pf.RK4(400), save=10)
-    x, v = mu.atoms.chunk(2, -1)
-    mean = mu.mean()[2:]
-    decay = math.exp(-k * t)
-    assert worst(path[-1].atoms[:, 2:], mean + (v - mean) * decay) < 1e-10
-    assert worst(path[-1].atoms[:, :2], x + mean * t + (v - mean) * (1 - decay) / k) < 1e-10
-    assert (path.moments()[0][:, 2:] - mean).abs().max() < 1e-12
-
-
-def flock(speed, exponent):
-    """Two groups that fly apart; psi = (1 + r^2)^-exponent."""
-    x = torch.randn(20, 1) * 0.1
-    v = speed * torch.sign(torch.linspace(-1, 1, 20))[:, None]
-    field = pf.fields.CuckerSmale(lambda r: (1 + r.square()) ** -exponent)
-    mu = pf.Measure(torch.cat([x + v, v], -1))
-    return field, mu
-
-
-def test_flocking_on_both_sides_of_the_threshold():
-    """Row 22 (E14): D_V falls, below its bound; flocks below the threshold, not far above."""
-    torch.manual_seed(5)
-    field, mu = flock(0.1, 1.0)
-    path = pf.flow(field, mu, t1=30.0, solver=pf.RK4(600), save=100)
-    DV, DX = path.velocity_diameter(), path.diameter()
-    reserve = math.pi / 2 - math.atan(DX[0].item())  # the integral of psi beyond D_X(0)
-    assert DV[0] < reserve  # the theorem applies
-    assert (DV.diff() <= 1e-12).all() and DV[-1] < 1e-3 * DV[0]
-    rate = 1 / (1 + DX.max().item() ** 2)
-    assert (DV <= DV[0] * torch.exp(-rate * path.times) * (1 + 1e-9)).all()
-    field, mu = flock(3.0, 1.0)
-    path = pf.flow(field, mu, t1=30.0, solver=pf.RK4(600), save=10)
-    assert path.velocity_diameter()[-1] > 0.5 * path.velocity_diameter()[0]
+    moved = end(pf.fields.Linear(*harmonic(w, 2)), mu, pf.RK4(400), t)
+    assert worst(moved.atoms[:, :2], exact) < 1e-9
 
 
 @pytest.mark.parametrize("normaliser", [pf.Softmax(), pf.relations.Exponential()], ids=repr)
@@ -155,19 +110,6 @@ def test_energy_on_the_sphere(normaliser):
     assert abs(slope / field.dissipation(mu) - 1) < 1e-6
     path = pf.flow(field, mu, t1=5.0, solver=pf.RK4(200), save=50)
     assert (path.energy().diff() > -1e-12).all() and (path.dissipation() >= 0).all()
-
-
-def test_sinkhorn_flow_is_a_gradient_flow():
-    """Row 11 (E12): d/dt OT = -2 int |T|^2, relative 1e-6."""
-    torch.manual_seed(7)
-    B = torch.randn(2, 2)
-    B = 0.4 * (B + B.mT)
-    mu = measure(12).normalise()
-    field = pf.fields.SelfAttention(I2(), B, B, normaliser=pf.Sinkhorn(tol=1e-13))
-    h = 3e-4
-    ahead, behind = (end(field, mu, pf.RK4(4), t) for t in (h, -h))
-    slope = (field.energy(ahead) - field.energy(behind)) / (2 * h)
-    assert abs(slope / field.dissipation(mu) - 1) < 1e-6 and slope < 0
 
 
 def test_energy_needs_both_marginals():

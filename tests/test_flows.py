@@ -71,20 +71,9 @@ def test_a_skip_in_a_field_is_said():
             pf.Flow(field, t1=1.0)
 
 
-def test_a_flow_composes():
-    """Flowing to 1/2 and on to 1 is flowing to 1."""
-    field, mu = softmax_field(), measure(9)
-    whole = pf.Flow(field, t1=1.0, solver=pf.RK4(8))
-    first = pf.Flow(field, t1=0.5, solver=pf.RK4(4))
-    second = pf.Flow(field, t0=0.5, t1=1.0, solver=pf.RK4(4))
-    assert worst((second @ first).push(mu), whole.push(mu)) < 1e-15
-
-
-def test_a_flow_runs_backwards():
+def test_a_flow_runs_backwards_with_adaptive_steps():
     field, mu = softmax_field(), measure(9)
     there = pf.Flow(field, t1=1.0, solver=pf.RK4(64)).push(mu)
-    back = pf.Flow(field, t0=1.0, t1=0.0, solver=pf.RK4(64)).push(there)
-    assert worst(back, mu) < 1e-8
     back = pf.Flow(field, t0=1.0, t1=0.0, solver=pf.Dopri5(1e-10)).push(there)
     assert worst(back, mu) < 1e-8
 
@@ -145,16 +134,6 @@ def test_order_on_the_line_is_kept():
     assert all((m.atoms[:, 0].diff() > 0).all() for m in path)
 
 
-def test_causal_flows_do_not_look_ahead():
-    field = softmax_field(mask=pf.Causal())
-    mu = measure(8)
-    late = mu.times > 0.5
-    other = pf.Measure(torch.where(late[:, None], torch.randn(8, 2), mu.atoms),
-                       log_weights=mu.log_weights, times=mu.times)  # fmt: skip
-    a, b = (end(field, m, pf.RK4(5)).atoms for m in (mu, other))
-    assert worst(a[~late], b[~late]) == 0 and worst(a[late], b[late]) > 0.1
-
-
 def test_batches_of_flows():
     parts = [measure(5), measure(7)]
     batch = pf.Measure.stack(parts)
@@ -165,24 +144,6 @@ def test_batches_of_flows():
     x = torch.randn(3, 2)
     G = pf.Flow(field, t1=1.0, solver=pf.RK4(6))
     assert worst(G(batch, x)[1], G(parts[1], x)) < 1e-14
-
-
-def test_dobrushin():
-    """E10: W1 grows by at most exp((L + K)t), with the constants of attention on a ball."""
-    torch.manual_seed(10)
-    ratios = []
-    for _ in range(20):
-        Q, K, V = (0.5 * torch.randn(3, 2, 2)).unbind(0)
-        field = pf.fields.SelfAttention(Q, K, V)
-        mu = pf.Measure(torch.rand(12, 2) - 0.5)
-        nu = mu.push(lambda x: x + 0.01 * torch.randn_like(x))
-        t, b, v = 0.5, torch.linalg.matrix_norm(Q.mT @ K, 2), torch.linalg.matrix_norm(V, 2)
-        path = pf.flow(field, mu, t1=t, solver=pf.RK4(20), save=20)
-        R = max(path.radius().max(), pf.flow(field, nu, t1=t, save=20).radius().max())
-        L, C = v * b * R**2, v * torch.exp(2 * b * R**2) * (1 + 2 * b * R**2)
-        bound = torch.exp((L + C) * t) * pf.wasserstein(mu, nu)
-        ratios.append(pf.wasserstein(path[-1], end(field, nu, pf.RK4(20), t)) / bound)
-    assert 0.05 < max(ratios) <= 1
 
 
 def total_steps(field, mu, history, solver, t1=1.0):

@@ -103,20 +103,6 @@ def test_of_measures_of_unequal_masses(masses):
             assert out <= constant * pf.wasserstein(mu, nu) * (1 + 1e-12)
 
 
-def test_leaders_are_as_steep_as_the_bound_of_tokens():
-    r"""Experiment E7: one leader at $Ru$, others at $Ru/2$: the Jacobian has norm $\sqrt n$."""
-    one = torch.eye(2)
-    field = pf.fields.SelfAttention(one, one, one)
-    for n in (8, 32, 128):
-        R = 3 * math.sqrt(4 * math.log(n))
-        x = torch.tensor([[R, 0.0]] + [[R / 2, 0.0]] * (n - 1))
-        tokens = lambda flat: field.push(pf.Measure(flat.reshape(-1, 2))).atoms.flatten()
-        J = torch.autograd.functional.jacobian(tokens, x.flatten())
-        found = float(torch.linalg.matrix_norm(J, 2))
-        assert found <= math.sqrt(3 * (R**4 * (4 * n + 1) + n))
-        assert abs(found / math.sqrt(n) - 1) < 0.02
-
-
 def test_spheres():
     """The projection turns with the point."""
     field = pf.fields.SelfAttention(*torch.randn(3, 3, 3).unbind(0), manifold=pf.Sphere())

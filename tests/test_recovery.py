@@ -84,31 +84,6 @@ def test_recovered_maps_have_the_orders_of_the_theory(name, by):
         assert abs(math.log(errors[0] / errors[1], 4) - order) < 0.15
 
 
-def test_linear_vlasov_is_exact():
-    """G is affine in the measure: extrapolation leaves rounding, whatever the mass."""
-    gamma = pf.Flow(pf.fields.Linear(*torch.randn(2, 2, 2).unbind(0)), t1=1.0, solver=pf.RK4(10))
-    mu, x = measure(8), torch.randn(3, 2)
-    for eta in (0.3, 1e-2, 1e-5):
-        assert gap(pf.recover(gamma.push, eta=eta)(mu, x), gamma(mu, x)) < 1e-12
-
-
-@pytest.mark.parametrize(
-    "extension",
-    [pf.representation.MassPreserving(), pf.representation.ProbabilityValued()],
-    ids=repr,
-)
-def test_the_weak_form_has_both_conventions(extension):
-    """Experiment E4: coordinates as test functions give G, after their mean is added."""
-    gamma, mu, x = field(), measure(6), 2 * torch.ones(2)
-    truth = gamma(mu, x[None])[0]
-    found = pf.representation.derivative(
-        gamma, mu, x, lambda y: y, extension=extension, eta=1e-6
-    ).regular
-    if extension == pf.representation.ProbabilityValued():
-        found = found + gamma.push(mu.normalise()).mean()
-    assert gap(found[None], truth[None]) < 1e-8
-
-
 def test_the_best_mass_of_the_weak_form():
     """Truncation falls, rounding grows: without extrapolation the best is near 1e-8."""
     gamma, mu, x = field(0.5), measure(6), torch.tensor([[1.3, -0.8]])
@@ -128,15 +103,6 @@ def test_thousands_of_equal_tokens():
     mu, x = pf.Measure(torch.randn(2000, 2)), torch.randn(2, 2)
     with torch.no_grad():
         assert gap(pf.recover(gamma.push)(mu, x), gamma(mu, x)) < 1e-9
-
-
-def test_the_push_forward_of_a_recovered_map_is_the_black_box():
-    gamma, mu = field(), measure(7)
-    G = pf.recover(gamma.push)
-    assert float(pf.wasserstein(G.push(mu).normalise(), gamma.push(mu).normalise())) < 1e-9
-    assert gap(G(mu, mu.atoms[2:4]), gamma(mu, mu.atoms[2:4])) < 1e-9  # points of the support
-    double = G @ G
-    assert gap(double(mu, mu.atoms[:1]), (gamma @ gamma)(mu, mu.atoms[:1])) < 1e-7
 
 
 @pytest.mark.parametrize("by", [pf.representation.Excess(), pf.representation.Decode()], ids=repr)
@@ -238,19 +204,6 @@ def test_a_probe_of_your_own_says_its_resolution():
     assert abs(estimate.item() - 0.6) < 1e-9 and abs(y[0, 0].item() - 1.3) < 1e-9
 
 
-def test_probes_of_attention_have_bounded_slopes():
-    r"""Experiment E5: $\Lambda(\eta)\le vbR^2+1+\eta\,v\,e^{2bR^2}(1+2bR^2)$."""
-    gamma, R = field(0.6), 0.8
-    bound = gamma.lipschitz(R)
-    ball = lambda n: R * torch.nn.functional.normalize(torch.randn(n, 2)) * torch.rand(n, 1)
-    for k in range(1, 6):
-        eta, mu, x = 10.0**-k, pf.Measure(ball(6)), ball(8)
-        z = x + 10.0**-k * (ball(8) - x)
-        G = pf.recover(gamma.push, eta=eta, extrapolate=False)
-        slopes = (G(mu, x) - G(mu, z)).norm(dim=-1) / (x - z).norm(dim=-1)
-        assert 0.1 < slopes.max() <= bound.x + eta * bound.mu
-
-
 def test_float32_and_batches():
     gamma = field().float()
     mu = pf.Measure(torch.randn(3, 30, 2).float())
@@ -283,28 +236,6 @@ def test_wrong_maps_are_said():
 
 
 # Derivatives
-
-
-def test_the_irregular_part_of_a_softmax_head():
-    r"""$\partial_\mu\Gamma(\mu,\xi)[\delta_x]=V(x-m(\xi))\,e^{s(\xi,x)}/Z(\xi)$, integrated."""
-    Q, K, V = (0.6 * torch.randn(3, 2, 2)).unbind(0)
-    head = pf.fields.SelfAttention(Q, K, V)
-    mu, x = measure(6).normalise(), 2 * torch.ones(2)
-    psi = lambda y: torch.stack([y[:, 0].sin(), y.square().sum(-1)], -1)
-    found = pf.representation.derivative(head, mu, x, psi)
-    atoms = mu.atoms
-    scores = (atoms @ Q.mT) @ (atoms @ K.mT).mT
-    Z = (mu.weights * scores.exp()).sum(-1)
-    m = (mu.weights * scores.exp()) @ atoms / Z[:, None]
-    at_x = ((atoms @ Q.mT) @ (K @ x)).exp() / Z
-    moves = (x - m) @ V.mT * at_x[:, None]
-    images = head(mu, atoms)
-    slopes = torch.stack([
-        torch.stack([images[:, 0].cos(), torch.zeros(6)], -1), 2 * images
-    ], 1)  # fmt: skip
-    irregular = (mu.weights[:, None] * (slopes * moves[:, None]).sum(-1)).sum(0)
-    assert (found.regular - psi(head(mu, x[None]))[0]).abs().max() < 1e-7
-    assert (found.irregular - irregular).abs().max() < 1e-7
 
 
 def test_flattened_coordinates():

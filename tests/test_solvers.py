@@ -52,16 +52,6 @@ def test_order_with_sinkhorn():
     assert abs(math.log2(errors[0] / errors[1]) - 2) < 0.1
 
 
-def test_order_of_splitting():
-    torch.manual_seed(0)
-    field = pf.fields.Sum(softmax_field(scale=0.9), pf.MLP(2, 8))
-    mu = measure(10)
-    truth = end(field, mu, pf.RK4(2048)).atoms
-    errors = [worst(end(field, mu, pf.flows.LieSplit(n)).atoms, truth) for n in (64, 128, 256)]
-    for coarse, fine in itertools.pairwise(errors):
-        assert abs(math.log2(coarse / fine) - 1) < 0.1
-
-
 def test_order_with_time_dependent_parameters():
     """Parameters move with time; RK4 sees it at its stages."""
     make = lambda: pf.fields.Layers([softmax_field(scale=0.8) for _ in range(2)], t1=4.0)

@@ -225,18 +225,6 @@ def test_spaces_of_different_dimensions():
     assert relation_distance(near(mu, nu), rule(mu, nu), mu, nu) < 0.05
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.3])
-def test_theorem_k_is_exact_without_truncation(delta):
-    """For tau = 0 the density has the two marginals, and Sinkhorn leaves it unchanged."""
-    mu, nu = cloud(30), cloud(25)
-    near = SinkhornApproximation(QuantileCoupling(), box(7), tau=0.0, delta=delta)
-    logs = near.affinity(mu, nu, mu.atoms[:, None], nu.atoms[None])
-    masses = weights(mu)[:, None] * weights(nu) * logs.exp()
-    assert torch.allclose(masses.sum(-1), weights(mu), atol=1e-15)
-    assert torch.allclose(masses.sum(-2), weights(nu), atol=1e-15)
-    assert torch.allclose(near(mu, nu).matrix(), masses, atol=1e-15)
-
-
 @pytest.mark.parametrize(("approximate", "name", "rule"), RULES, ids=NAMES)
 def test_the_affinity_is_a_function_of_pairs_for_relate(approximate, name, rule):
     """Given to `relate`, in tiles and on other queries, it makes the same relation."""

@@ -422,9 +422,12 @@ def four_near_zero(n: int) -> tuple[Measure, Measure]:
 def alice(s: Setting) -> Iterator[Check | Figure]:
     """Prompts of up to a million tokens against the formula."""
     sizes, images, errors, apart = [10**k for k in range(1, s.pick(7, 6))], [], [], []
+    after = 0.0
     for n in sizes:
         mu, nu = prompts(n)
-        y, z = (float(zoo.counterexample(m).atoms[0]) for m in (mu, nu))
+        ends = [zoo.counterexample(m) for m in (mu, nu)]
+        y, z = (float(m.atoms[0]) for m in ends)
+        after = max(after, abs(n * float(wasserstein(*ends)) / (2 * y) - 1))
         exact = (1 + 3 / n) * 0.002 / (3 / n + 0.004)
         errors += [abs(y - exact), abs(z + exact)]
         apart.append(float(wasserstein(mu, nu)))
@@ -432,6 +435,7 @@ def alice(s: Setting) -> Iterator[Check | Figure]:
     yield holds(max(errors), 1e-12, "the image", len(errors))
     far = max(abs(n * w / 0.004 - 1) for n, w in zip(sizes, apart, strict=True))
     yield holds(far, 1e-9, "the distance of the prompts", len(sizes))
+    yield holds(after, 1e-9, "the distance of their images", len(sizes))
     seen = images[-1] > 0.49 and apart[-1] < 1e-7
     said = f"images {2 * images[-1]:.4f} apart at distance {apart[-1]:.0e}"
     yield refuted(seen, said, images[-1])
