@@ -15,7 +15,7 @@ from ._figure import Figure
 from ._run import Result
 from ._statement import REGISTRY
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the layout of the data; it changes if a key changes its meaning."""
 
 
@@ -52,7 +52,8 @@ def _statement(result: Result) -> dict[str, Any]:
     s = REGISTRY[result.id]
     return {
         "id": s.id, "paper": s.paper, "family": s.family, "source": s.source, "text": s.text,
-        "formula": s.formula, "note": s.note, "api": list(s.api), "ok": result.ok,
+        "formula": s.formula, "note": s.note, "api": list(s.api), "experiment": s.experiment,
+        "file": s.file, "ok": result.ok,
         "said": result.said, "seconds": round(result.seconds, 3), "error": result.error,
         "checks": [_check(check) for check in result.checks],
         "figures": [_figure(figure) for figure in result.figures],
@@ -63,6 +64,7 @@ def _check(check: Check) -> dict[str, Any]:
     return {
         "kind": check.kind.value, "ok": check.ok, "said": check.said,
         "value": _number(check.value), "limit": _number(check.limit), "trials": check.trials,
+        "criterion": check.criterion,
     }  # fmt: skip
 
 

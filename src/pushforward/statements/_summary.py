@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,20 +34,25 @@ Found = Mapping[str, Any]
 """A statement of a run, as `as_dict` makes it."""
 
 
-def status(found: Found) -> str:
-    """The status of a statement, a key of `pictures.STATUS`: what its checks allow to say.
+KINDS = {
+    "=": "holds", "<=": "open", "->": "open", "E": "open", "x": "refuted", "quoted": "untried"
+}  # fmt: skip
+"""What a check allows to say if it is as expected, by its kind."""
+
+
+def statuses(found: Found) -> list[str]:
+    """What the checks of a statement allow to say, as keys of `pictures.STATUS`.
+
+    The first is the mark of the statement. A counterexample beside other results is not its mark:
+    it refutes a tempting variant.
 
     Args:
         found: a statement of a run, as `as_dict` makes it.
     """
-    kinds = {check["kind"] for check in found["checks"]}
     if not found["ok"]:
-        return "unable"
-    if "x" in kinds:
-        return "refuted"
-    if kinds <= {"quoted"}:
-        return "untried"
-    return "holds" if kinds <= {"=", "quoted"} else "open"
+        return ["unable"]
+    seen = {KINDS[check["kind"]] for check in found["checks"]}
+    return [name for name in ("open", "holds", "refuted", "untried") if name in seen]
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class Family:
     Args:
         name: its name, such as `"rank"`.
         title: its title.
-        counts: how many statements have each status.
+        size: how many statements it has.
+        counts: how many have a result of each status; a statement may have several.
         equalities: the largest error of an equality, as a share of what is allowed.
         bounds: the largest ratio to a bound.
         built: the largest error of what was built, as a share of what is allowed.
@@ -64,15 +71,11 @@ class Family:
 
     name: str
     title: str
+    size: int
     counts: Mapping[str, int]
     equalities: float | None
     bounds: float | None
     built: float | None
-
-    @property
-    def size(self) -> int:
-        """The number of its statements."""
-        return sum(self.counts.values())
 
 
 def families(statements: Sequence[Found]) -> list[Family]:
@@ -85,11 +88,18 @@ def families(statements: Sequence[Found]) -> list[Family]:
     for name, title in FAMILIES.items():
         rows = [s for s in statements if s["family"] == name]
         if rows:
-            kinds = [status(s) for s in rows]
-            counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
             worst = (_worst(rows, kind) for kind in ("=", "<=", "E"))
-            found.append(Family(name, title, counts, *worst))
+            found.append(Family(name, title, len(rows), tally(rows), *worst))
     return found
+
+
+def tally(statements: Sequence[Found]) -> dict[str, int]:
+    """How many statements have a result of each status; one may have several.
+
+    Args:
+        statements: of a run, as `as_dict` makes them.
+    """
+    return dict(Counter(name for s in statements for name in statuses(s)))
 
 
 def _worst(rows: Sequence[Found], kind: str) -> float | None:
