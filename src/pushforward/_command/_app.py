@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
+from ._tour import tour
 from ._verify import verify
 
 ANYWHERE = ("--debug", "--quiet", "-q", "--verbose", "-v")
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command()(verify)
+app.command()(tour)
 
 
 def _version(show: bool) -> None:
@@ -60,6 +62,7 @@ def _shared(
     Examples:
     - pushforward verify --quick
     - pushforward verify --html verify.html --json verify.json
+    - pushforward tour
     - pushforward verify --help
     """
     open_screen(quiet, verbose)
