@@ -8,7 +8,7 @@ READY := .venv/.ready
 run: $(READY)
 	@mkdir -p out
 	@$(BIN)/pushforward verify --html out/verify.html --json out/verify.json
-	@echo "Open out/verify.html. A tour of the library: .venv/bin/python examples/01_tour.py"
+	@echo "Open $(CURDIR)/out/verify.html in a browser. A tour of the library: $(BIN)/pushforward tour"
 
 test: lint
 	@echo "[2/3] tests, with run-time shape checks"

@@ -38,7 +38,7 @@ def frame(title: str, body: str) -> str:
     """
     assets = files(__package__) / "assets"
     css = re.sub(r"/\*.*?\*/|\n", "", (assets / "style.css").read_text("utf-8"))
-    script = (assets / "page.js").read_text("utf-8")
+    script = "".join((assets / name).read_text("utf-8") for name in ("page.js", "charts.js"))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -35,6 +35,7 @@ class Check:
         value: the number that was measured.
         limit: what it is compared with.
         trials: how many cases were tried.
+        criterion: what would have been expected, in words; empty if nothing was tried.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Check:
     value: float = math.nan
     limit: float = math.nan
     trials: int = 1
+    criterion: str = ""
 
 
 def holds(error: float, limit: float, what: str = "", trials: int = 1) -> Check:
@@ -57,7 +59,8 @@ def holds(error: float, limit: float, what: str = "", trials: int = 1) -> Check:
     said = f"{_prefix(what)}holds to {_short(error)}"
     if not error <= limit:
         said = f"{_prefix(what)}is off by {_short(error)}, and {_short(limit)} is allowed"
-    return Check(Kind.IDENTITY, bool(error <= limit), said, float(error), limit, trials)
+    criterion = f"Differences of at most {_short(limit)}." if limit else "No difference at all."
+    return Check(Kind.IDENTITY, bool(error <= limit), said, float(error), limit, trials, criterion)
 
 
 def bounded(ratio: float, trials: int, what: str = "", least: float = 0.0) -> Check:
@@ -75,7 +78,10 @@ def bounded(ratio: float, trials: int, what: str = "", least: float = 0.0) -> Ch
         said += " (loose: it would not notice much)"
     if not ok:
         said = f"{_prefix(what)}{ratio:.3g} of the bound, in {trials:,} trials"
-    return Check(Kind.FOR_ALL, ok, said, float(ratio), 1.0, trials)
+    criterion = "No ratio to the bound above 1."
+    if least > 0:
+        criterion = f"The largest ratio to the bound is between {least:g} and 1."
+    return Check(Kind.FOR_ALL, ok, said, float(ratio), 1.0, trials, criterion)
 
 
 def rate(value: float, theory: float, within: float, what: str = "") -> Check:
@@ -89,7 +95,8 @@ def rate(value: float, theory: float, within: float, what: str = "") -> Check:
     """
     said = f"{_prefix(what)}{value:.3f}, theory {theory:g}"
     ok = bool(abs(value - theory) <= within)
-    return Check(Kind.RATE, ok, said, float(value), theory)
+    criterion = f"Within {within:g} of {theory:g}."
+    return Check(Kind.RATE, ok, said, float(value), theory, criterion=criterion)
 
 
 def built(error: float, limit: float, what: str = "") -> Check:
@@ -103,7 +110,10 @@ def built(error: float, limit: float, what: str = "") -> Check:
     said = f"{_prefix(what)}built, error {_short(error)}"
     if not error <= limit:
         said += f", and {_short(limit)} is allowed"
-    return Check(Kind.EXISTENCE, bool(error <= limit), said, float(error), limit)
+    criterion = f"An error of at most {_short(limit)}."
+    return Check(
+        Kind.EXISTENCE, bool(error <= limit), said, float(error), limit, criterion=criterion
+    )
 
 
 def refuted(seen: bool, said: str, value: float = math.nan) -> Check:
@@ -115,7 +125,8 @@ def refuted(seen: bool, said: str, value: float = math.nan) -> Check:
         value: its size.
     """
     words = f"refuted as it must be: {said}" if seen else f"should be refuted, but: {said}"
-    return Check(Kind.COUNTEREXAMPLE, bool(seen), words, float(value))
+    criterion = "The failure must be seen."
+    return Check(Kind.COUNTEREXAMPLE, bool(seen), words, float(value), criterion=criterion)
 
 
 def quoted(said: str) -> Check:

@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import operator
+import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 from .._tools.checks import check_kind
 from ..pictures import STATUS, chip, formula, frame, mark
-
-PAPERS = {
-    "A": "Furuya, de Hoop, Lassas: Transformers through the lens of support-preserving maps "
-    "between measures",
-    "B": "Fraiman: On the expressive power of contextual relations in transformers",
-}
-"""The two papers, as a reader finds them."""
-
-FAMILIES = {
-    "supports": "Support-preserving maps, distances, convergence",
-    "in_context": "In-context maps",
-    "derivative": "The regular part of the derivative",
-    "representation": "Theorem 1: which maps are in-context maps",
-    "counterexample": "Proposition 1: continuity and supports are not enough",
-    "transformers": "Transformers, and Corollary 1",
-    "flows": "Depth, Vlasov flows, Proposition 2",
-    "mean_field": "Many tokens",
-    "causal": "Masked maps",
-    "relations": "Conditionals and couplings",
-    "approximation": "Which relations attention approximates",
-    "rank": "The dimension of a head",
-}
-"""The families, in the order of the page."""
+from ._caveats import CAVEATS, Caveat
+from ._statement import REGISTRY
+from ._summary import FAMILIES, KINDS, PAPERS, Found, statuses, tally
 
 MEANING = {
     "holds": "An equality, computed on both sides, to the accuracy said.",
     "open": "A bound, a rate or a construction: nothing that was tried speaks against it. That is "
     "no proof.",
-    "refuted": "False as it stands, or a tempting claim: a case against it is shown.",
-    "untried": "Quoted from elsewhere; nothing is run.",
+    "refuted": "False as it stands, or a tempting variant: a case against it is shown.",
+    "untried": "Quoted from elsewhere. Nothing is run.",
     "unable": "The experiment failed, or its outcome is not the expected one.",
 }
 """What a status means here."""
 
-Statement = Mapping[str, Any]
-
-
-def status(found: Statement) -> str:
-    """The status of a statement: the strongest claim that its checks allow."""
-    kinds = {check["kind"] for check in found["checks"]}
-    if not found["ok"]:
-        return "unable"
-    if "x" in kinds:
-        return "refuted"
-    if kinds <= {"quoted"}:
-        return "untried"
-    return "holds" if kinds <= {"=", "quoted"} else "open"
+AS_READ = (
+    "The formulas of the papers were recovered from their texts, so every statement is given as "
+    "we read it."
+)
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -65,53 +40,86 @@ def page(record: Mapping[str, Any]) -> str:
         record: the run, as `as_dict` makes it.
     """
     check_kind("record", record, Mapping, "For example what `as_dict` returns.")
-    found: Sequence[Statement] = record["statements"]
-    count = {name: sum(status(s) == name for s in found) for name in STATUS}
-    good = len(found) - count["unable"]
-    headline = f"{len(found)} statements of two papers, each with an experiment"
-    lead = (
-        f"{good} of {len(found)} are as expected. {count['holds']} hold to the accuracy said, "
-        f"{count['open']} were not refuted, and {count['refuted']} are refuted as they must be."
-    )
-    about = (
-        f"Computed on {record['date']} in {record['seconds']:.0f} seconds, in float64, seed "
-        f"{record['seed']}{', the short variants' if record['quick'] else ''}, torch "
-        f"{record['torch']}. The formulas of the papers are given as we read them."
-    )
+    order = list(FAMILIES)
+    found = sorted(record["statements"], key=lambda s: order.index(s["family"]))
+    count = tally(found)
     parts = [
-        f"<h1>{headline}</h1>", f'<p class="lead">{lead}</p>', f'<p class="small">{about}</p>',
-        _units(found), _legend(count), _bar(count), _exceptions(found),
-        *(_section(name, found) for name in FAMILIES),
+        *_head(record, found, count), _units(found), _legend(count), _families(found),
+        _bar(count), _caveats(found), *(_section(name, found) for name in FAMILIES),
         '<p id="none" hidden>No statement matches. '
         '<button class="btn" type="button" id="clear">Show all</button></p>',
+        _interfaces(found), _foot(),
     ]  # fmt: skip
-    return frame("pushforward, verify", "\n".join(parts))
+    return frame("pushforward, verify", _packed("\n".join(parts), found))
 
 
-def _units(found: Sequence[Statement]) -> str:
+def _head(
+    record: Mapping[str, Any], found: Sequence[Found], count: Mapping[str, int]
+) -> list[str]:
+    """The result in sentences, and when it was computed."""
+    wrong = count.get("unable", 0)
+    first = "All are as expected." if not wrong else f"{wrong} are not as expected."
+    if len(found) < record["asked"]:
+        first = f"The run was interrupted, and {record['asked'] - len(found)} are missing. {first}"
+    lead = (
+        f"{first} {count.get('holds', 0)} have equalities that hold to the accuracy said. "
+        f"{count.get('open', 0)} have bounds, rates or constructions that were not refuted. In "
+        f"{count.get('refuted', 0)} a claim is refuted, as it must be, by a counterexample."
+    )
+    facts = {
+        "Computed": f"{record['date']}, in {record['seconds']:.0f} seconds, in float64",
+        "Repeat": f"pushforward verify --seed {record['seed']}"
+        f"{' --quick' if record['quick'] else ''}{' --self-test' if record['defects'] else ''}",
+        "With": f"torch {record['torch']}, Python {record['python']}, {record['machine']}",
+    }
+    rows = "".join(f"<dt>{name}</dt><dd>{escape(said)}</dd>" for name, said in facts.items())
+    return [
+        f"<h1>{len(found)} statements of two papers, each with an experiment</h1>",
+        f'<p class="lead">{lead}</p><p class="read">{AS_READ} Nothing is ever proved here.</p>',
+        f'<dl class="facts">{rows}</dl>',
+    ]
+
+
+def _units(found: Sequence[Found]) -> str:
     """One mark for each statement, by paper."""
     groups = []
     for paper, title in PAPERS.items():
-        marks = "".join(
-            f'<a class="mk {status(s)}" href="#{s["id"]}" title="{escape(s["id"], True)}: '
-            f'{STATUS[status(s)].lower()}">{mark(status(s))}</a>'
-            for s in found if s["paper"] == paper
-        )  # fmt: skip
+        marks = "".join(_unit(s) for s in found if s["paper"] == paper)
         name, _, rest = title.partition(": ")
-        groups.append(
-            f'<div class="ug"><p class="small"><b>{escape(rest)}</b><br>{escape(name)}</p>'
-            f'<p class="us">{marks}</p></div>'
-        )
+        if marks:
+            groups.append(
+                f'<div class="ug"><p class="small"><b>{escape(rest)}</b><br>{escape(name)}</p>'
+                f'<p class="us">{marks}</p></div>'
+            )
     return f'<div class="units" aria-label="All statements, one mark each">{"".join(groups)}</div>'
+
+
+def _unit(s: Found) -> str:
+    kind = statuses(s)[0]
+    said = escape(f"{s['id']}: {STATUS[kind].lower()}", True)
+    return f'<a class="mk {kind}" href="#{escape(s["id"], True)}" title="{said}">{mark(kind)}</a>'
 
 
 def _legend(count: Mapping[str, int]) -> str:
     rows = (
-        f'<div class="{name}"><dt>{chip(name)} <span class="n">{count[name]}</span></dt>'
+        f'<div class="{name}"><dt>{chip(name)} <span class="n">{count.get(name, 0)}</span></dt>'
         f"<dd>{MEANING[name]}</dd></div>"
         for name in STATUS
     )
-    return f'<dl class="leg">{"".join(rows)}</dl>'
+    return (
+        f'<dl class="leg">{"".join(rows)}</dl>'
+        '<p class="small">A statement may have results of several kinds.</p>'
+    )
+
+
+def _families(found: Sequence[Found]) -> str:
+    """Links to the parts of the page."""
+    links = "".join(
+        f'<a href="#{name}">{escape(title)} <span class="n">{size}</span></a>'
+        for name, title in FAMILIES.items() if (size := sum(s["family"] == name for s in found))
+    )  # fmt: skip
+    links = f'<a href="#caveats">What needs another word</a>{links}' if _shown(found) else links
+    return f'<nav class="parts noprint" aria-label="Parts of the page">{links}</nav>'
 
 
 def _bar(count: Mapping[str, int]) -> str:
@@ -119,7 +127,7 @@ def _bar(count: Mapping[str, int]) -> str:
     buttons = "".join(
         f'<button class="btn {name}" type="button" aria-pressed="false" data-f="{name}">'
         f'{chip(name)} <span class="n">{count[name]}</span></button>'
-        for name in STATUS if count[name]
+        for name in STATUS if count.get(name)
     )  # fmt: skip
     return (
         '<form class="bar noprint" role="search" onsubmit="return false">'
@@ -130,46 +138,188 @@ def _bar(count: Mapping[str, int]) -> str:
     )
 
 
-def _exceptions(found: Sequence[Statement]) -> str:
-    """What is false as stated, or needs a hypothesis."""
-    rows = "".join(
-        f'<li><a href="#{s["id"]}">{escape(s["source"])}</a>: {escape(s["note"])}</li>'
-        for s in found if s["note"]
-    )  # fmt: skip
+def _shown(found: Sequence[Found]) -> list[Caveat]:
+    """The exceptions that this run shows something about."""
+    ids = {s["id"] for s in found}
+    return [c for c in CAVEATS if ids.intersection(c.ids)]
+
+
+def _caveats(found: Sequence[Found]) -> str:
+    """What is false as we read it, or needs a hypothesis."""
+    by_id = {s["id"]: s for s in found}
+    rows = "".join(_caveat(c, by_id) for c in _shown(found))
     if not rows:
         return ""
     return (
-        '<div class="nottried"><h3>What needs a word, as we read the papers</h3>'
-        f"<ul>{rows}</ul></div>"
+        '<section id="caveats" data-sec="caveats"><h2>What needs another word</h2>'
+        "<p>Some sentences of the papers are false as we read them, or need a hypothesis. The "
+        "theorems are not hurt where nothing else is said.</p>"
+        f"{rows}</section>"
     )
 
 
-def _section(family: str, found: Sequence[Statement]) -> str:
+def _caveat(c: Caveat, by_id: Mapping[str, Found]) -> str:
+    seen = "".join(
+        f'<p><a href="#{id}">{id}</a> {_typeset(_plain(check["said"]))}</p>'
+        for id in c.ids if id in by_id
+        for check in by_id[id]["checks"] if check["kind"] == "x" or len(by_id[id]["checks"]) == 1
+    )  # fmt: skip
+    links = " ".join(f'<a href="#{id}">{id}</a>' for id in c.ids if id in by_id)
+    rows = {
+        "As we read it": _prose(c.says), "Why not": _prose(c.why),
+        "Counterexample": _prose(c.counterexample), "Instead": _prose(c.instead),
+        "Seen": seen or f"<p>{links}</p>",
+    }  # fmt: skip
+    text = "".join(f"<dt>{name}</dt><dd>{said}</dd>" for name, said in rows.items())
+    head = f"<h3>{_prose(c.title)}</h3>"
+    return f'<article class="caveat" data-s="refuted">{head}<dl>{text}</dl></article>'
+
+
+def _section(family: str, found: Sequence[Found]) -> str:
     cards = "".join(_card(s) for s in found if s["family"] == family)
     if not cards:
         return ""
-    return f'<section data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>{cards}</section>'
-
-
-def _card(s: Statement) -> str:
-    kind = status(s)
-    said = "; ".join(check["said"] for check in s["checks"]) if not s["error"] else s["said"]
-    note = f'<p class="note">{escape(s["note"])}</p>' if s["note"] else ""
-    names = " ".join(f"<code>pf.{escape(name)}</code>" for name in s["api"])
-    figures = "".join(_figure(figure) for figure in s["figures"])
     return (
-        f'<article class="card" id="{escape(s["id"], True)}" data-s="{kind}"><div class="ct">'
-        f'<p class="kicker">{escape(s["id"])} · {escape(s["source"])}</p>'
-        f"<h3>{escape(s['text'])}</h3>"
-        f'<p class="res {kind}">{chip(kind)}<span>{escape(said)}</span></p>'
-        f'<div class="fm">{formula(s["formula"])}</div>{note}'
-        f'<p class="lk">{names}</p></div><div class="cf">{figures}</div></article>'
+        f'<section id="{family}" data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>{cards}'
+        "</section>"
+    )
+
+
+def _card(s: Found) -> str:
+    note = f'<p class="note">{_typeset(s["note"])}</p>' if s["note"] else ""
+    names = " ".join(
+        f'<a href="#pf.{name}"><code>pf.{escape(name)}</code></a>' for name in s["api"]
+    )
+    figures = "".join(_figure(figure) for figure in s["figures"])
+    wanted = dict.fromkeys(c["criterion"] for c in s["checks"] if c["criterion"])
+    rows = {"Experiment": s["experiment"], "Criterion": " ".join(wanted)}
+    words = "".join(f"<dt>{k}</dt><dd>{_typeset(v)}</dd>" for k, v in rows.items() if v)
+    source = ""
+    if s["id"] in REGISTRY:
+        source = (
+            f'<details data-source="{escape(s["id"], True)}"><summary>Source</summary></details>'
+        )
+    return (
+        f'<article class="card" id="{escape(s["id"], True)}" data-s="{" ".join(statuses(s))}">'
+        f'<div class="ct"><p class="kicker">{escape(s["id"])} · {escape(s["source"])}</p>'
+        f"<h3>{_typeset(s['text'])}</h3>{_results(s)}"
+        f'<div class="fm">{_lean(formula(s["formula"]))}</div>{note}</div>'
+        f'<div class="cf">{figures}</div><div class="cx"><dl class="ex">{words}</dl>'
+        f'<p class="lk">{names}</p>{source}</div></article>'
+    )
+
+
+def _results(s: Found) -> str:
+    """What the checks say, by status."""
+    lines: dict[str, list[str]] = {}
+    if s["error"]:
+        lines["unable"] = [s["said"]]
+    for check in s["checks"]:
+        name = KINDS[check["kind"]] if check["ok"] else "unable"
+        lines.setdefault(name, []).append(_plain(check["said"]))
+    lines = lines or {"unable": ["Nothing was measured."]}
+    return "".join(
+        f'<div class="res {name}">{chip(name)}<div>'
+        f"{''.join(f'<span>{_typeset(line)}</span>' for line in said)}</div></div>"
+        for name, said in lines.items()
     )
 
 
 def _figure(figure: Mapping[str, Any]) -> str:
-    data = escape(json.dumps(figure, separators=(",", ":")), True)
+    data = json.dumps(figure, separators=(",", ":"), ensure_ascii=False)
+    data = data.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&#39;")
     return (
-        f'<figure><p class="ft">{escape(figure["title"])}</p><div data-figure="{data}"></div>'
-        f"<figcaption>{escape(figure['caption'])}</figcaption></figure>"
+        f"<figure><p class=\"ft\">{escape(figure['title'])}</p><div data-figure='{data}'></div>"
+        f"<figcaption>{_typeset(figure['caption'])}</figcaption></figure>"
     )
+
+
+def _interfaces(found: Sequence[Found]) -> str:
+    """What of the library the experiments are about, in a line each."""
+    names = sorted({name for s in found for name in s["api"]}, key=str.lower)
+    rows = "".join(
+        f'<dt id="pf.{escape(name)}"><code>pf.{escape(name)}</code></dt><dd>{_about(name)}</dd>'
+        for name in names
+    )
+    head = "<h2>What of the library is tested</h2>"
+    return f'<section id="api">{head}<dl class="api">{rows}</dl></section>'
+
+
+def _about(name: str) -> str:
+    """The first sentence of a docstring."""
+    import pushforward
+
+    text = (operator.attrgetter(name)(pushforward).__doc__ or "").replace("$$", "$")
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return _prose(re.split(r"(?<=[.:])\s", paragraph)[0].replace("``", "`"))
+
+
+def _packed(body: str, found: Sequence[Found]) -> str:
+    """The data of figures and the sources of experiments, compressed at the end of the body."""
+    figures: list[str] = []
+
+    def take(data: re.Match[str]) -> str:
+        figures.append(json.dumps(_rounded(json.loads(unescape(data[1])))))
+        return f"data-figure={len(figures) - 1} hidden"
+
+    body = re.sub("data-figure='([^']*)'", take, body)
+    known = [REGISTRY[s["id"]] for s in found if s["id"] in REGISTRY]
+    sources = {s.id: f"# {s.file}\n\n{s.source_code}" for s in known}
+    text = json.dumps({"figures": figures, "sources": sources})
+    packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    return f'{body}\n<script type="application/gzip" id="packed">{packed}</script>'
+
+
+def _rounded(data: Any) -> Any:
+    """Numbers with the four digits that a figure can show."""
+    if isinstance(data, float):
+        return float(f"{data:.4g}")
+    if isinstance(data, list):
+        return [_rounded(x) for x in data]
+    return {k: _rounded(x) for k, x in data.items()} if isinstance(data, dict) else data
+
+
+def _foot() -> str:
+    return (
+        '<footer class="small"><p>Statements are named as in the library: '
+        "<code>pushforward verify --only A.eq8</code> repeats one. The same seed gives the same "
+        "numbers. The same results as JSON: <code>pushforward verify --json verify.json</code>."
+        "</p></footer>"
+    )
+
+
+def _plain(said: str) -> str:
+    """A result without the words that its mark says already."""
+    said = re.sub(r"^(not refuted|refuted as it must be): ", "", said)
+    said = re.sub(r"(?<=[ :])not refuted: ", "", said)
+    return re.sub(r"(?<!which )(?<!it )(?<!this )\bholds to ", "to ", said)
+
+
+def _typeset(text: str) -> str:
+    """Numbers as people write them: 2e-16 and 3,000 become powers and spaced digits."""
+    text = re.sub(
+        r"(?<![\w.])(\d+(?:\.\d+)?)e(-?)[+0]*(\d+)(?!\w)",
+        lambda m: f"{m[1]} × 10^{m[2]}{m[3]}^",
+        text,
+    )
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "\u202f", escape(text))
+    return re.sub(r"\^(-?)(\d+)\^", lambda m: f"<sup>{'−' * len(m[1])}{m[2]}</sup>", text)
+
+
+def _prose(text: str) -> str:
+    """A text with formulas between dollars, and code between backquotes."""
+    parts = text.split("$")
+    for k, part in enumerate(parts):
+        if k % 2:
+            parts[k] = _lean(formula(part))
+        else:
+            parts[k] = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(part))
+    return "".join(parts)
+
+
+def _lean(math: str) -> str:
+    """The same formula in fewer letters: rows of one symbol, and the LaTeX beside the MathML."""
+    math = re.sub(r' alttext="[^"]*"', "", math)
+    math = re.sub(r"&#x(\w+);", lambda m: escape(chr(int(m[1], 16))), math)
+    math = re.sub(r"<mrow>(<(m[ino])>[^<]*</\2>)</mrow>", r"\1", math)
+    return re.sub(r"^<math><mrow>(.*)</mrow></math>$", r"<math>\1</math>", math)

@@ -16,12 +16,18 @@ from ._figure import Figure
 from ._run import Result
 from ._statement import REGISTRY
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the layout of the data; it changes if a key changes its meaning."""
 
 
 def as_dict(
-    results: Sequence[Result], *, quick: bool, seed: int, defects: bool, seconds: float
+    results: Sequence[Result],
+    *,
+    quick: bool,
+    seed: int,
+    defects: bool,
+    seconds: float,
+    asked: int | None = None,
 ) -> dict[str, Any]:
     """A run as data that JSON can hold.
 
@@ -31,6 +37,8 @@ def as_dict(
         seed: of all random numbers.
         defects: whether defects were planted.
         seconds: how long the run took.
+        asked: how many statements were asked for; more than there are results if the run was
+            interrupted. By default as many as there are results.
 
     Examples:
         >>> results = pf.statements.verify("A.eq8", quick=True, workers=0)
@@ -50,6 +58,7 @@ def as_dict(
         "schema": SCHEMA, "date": str(date.today()), "machine": platform.machine(),
         "python": platform.python_version(), "torch": torch.__version__, "quick": quick,
         "seed": seed, "defects": defects, "seconds": round(seconds, 1),
+        "asked": len(results) if asked is None else asked,
         "statements": [_statement(result) for result in results],
     }  # fmt: skip
 
@@ -58,7 +67,8 @@ def _statement(result: Result) -> dict[str, Any]:
     s = REGISTRY[result.id]
     return {
         "id": s.id, "paper": s.paper, "family": s.family, "source": s.source, "text": s.text,
-        "formula": s.formula, "note": s.note, "api": list(s.api), "ok": result.ok,
+        "formula": s.formula, "note": s.note, "api": list(s.api), "experiment": s.experiment,
+        "file": s.file, "ok": result.ok,
         "said": result.said, "seconds": round(result.seconds, 3), "error": result.error,
         "checks": [_check(check) for check in result.checks],
         "figures": [_figure(figure) for figure in result.figures],
@@ -69,6 +79,7 @@ def _check(check: Check) -> dict[str, Any]:
     return {
         "kind": check.kind.value, "ok": check.ok, "said": check.said,
         "value": _number(check.value), "limit": _number(check.limit), "trials": check.trials,
+        "criterion": check.criterion,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -86,6 +87,22 @@ class Statement:
     def paper(self) -> str:
         """The paper, A or B; masked maps belong to A."""
         return "B" if self.id.startswith("B") else "A"
+
+    @property
+    def experiment(self) -> str:
+        """The experiment in a sentence."""
+        return " ".join((inspect.getdoc(self.run) or "").split())
+
+    @property
+    def file(self) -> str:
+        """The file and the function of the experiment."""
+        return f"{self.run.__module__.replace('.', '/')}.py, {self.run.__name__}"
+
+    @property
+    def source_code(self) -> str:
+        """The experiment as it is written."""
+        text = inspect.getsource(self.run)
+        return text[text.index("\ndef ") + 1 :]
 
 
 REGISTRY: dict[str, Statement] = {}

@@ -397,7 +397,8 @@ def verdicts(s: Setting) -> Iterator[Check]:
         if verdict.refuted:
             yield refuted(all(found), said)
         else:
-            yield Check(Kind.FOR_ALL, all(found), said, trials=len(found))
+            wanted = "The verdict is the expected one."
+            yield Check(Kind.FOR_ALL, all(found), said, trials=len(found), criterion=wanted)
 
 
 def floor(s: Tensor, k: int) -> Tensor:

@@ -66,7 +66,9 @@ def cucker_smale(s: Setting) -> Iterator[Check | Figure]:
     if not s.quick:
         short = Flow(CuckerSmale(influence), t1=1.0, solver=RK4(steps=5))
         report = characterise(short.push, lambda n, g: box(n, 4, g), size=6, seed=s.seed)
-        yield Check(Kind.FOR_ALL, report.verdict is Verdict.IN_CONTEXT, str(report.verdict))
+        right = report.verdict is Verdict.IN_CONTEXT
+        wanted = "The verdict is the expected one."
+        yield Check(Kind.FOR_ALL, right, str(report.verdict), criterion=wanted)
     way = torch.cat([x[:1], flow(mu, x[:1])])
     yield Figure(
         "A flock, and a probe that it does not see",
