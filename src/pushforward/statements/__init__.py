@@ -7,15 +7,13 @@ so many trials, a rate is measured, an object is built, and what is false is ref
 
 from . import paper_a, paper_b
 from ._checks import Check, Kind, bounded, built, holds, quoted, rate, refuted
-from ._figure import Figure, Series, series
 from ._page import FAMILIES, PAPERS, page
 from ._record import as_dict
 from ._run import Result, run_statement, select, verify
 from ._statement import REGISTRY, Setting, Statement, planted, replaced, statement
 
 __all__ = [
-    "Check", "FAMILIES", "Figure", "Kind", "PAPERS", "REGISTRY", "Result", "Series", "Setting",
-    "Statement", "as_dict", "bounded", "built", "holds", "page", "paper_a", "paper_b",
-    "planted", "quoted", "rate", "refuted", "replaced", "run_statement", "select", "series",
-    "statement", "verify",
+    "Check", "FAMILIES", "Kind", "PAPERS", "REGISTRY", "Result", "Setting", "Statement", "as_dict",
+    "bounded", "built", "holds", "page", "paper_a", "paper_b", "planted", "quoted", "rate",
+    "refuted", "replaced", "run_statement", "select", "statement", "verify",
 ]  # fmt: skip

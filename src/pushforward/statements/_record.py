@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from ..pictures import Figure
 from ._checks import Check
-from ._figure import Figure
 from ._run import Result
 from ._statement import REGISTRY
 

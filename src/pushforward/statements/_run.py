@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .._tools.checks import check_seed, check_sizes
+from ..pictures import Figure
 from ._checks import Check
-from ._figure import Figure
 from ._statement import REGISTRY, Setting, Statement
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..pictures import Figure
 from ._checks import Check
-from ._figure import Figure
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from ....flows import RK4, Flow
 from ....flows.fields import Linear, Pairwise
 from ....maps import MLP, Attention, Compose, InContextMap, Pointwise, Residual, Transformer
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....representation import zoo
 from ..._checks import Check, bounded, built, holds, quoted, rate
-from ..._figure import Figure, series
 from ..._laws import box, gap, simplex
 from ..._statement import Setting, planted, statement
 
