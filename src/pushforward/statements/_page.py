@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ..pictures import STATUS, chip, formula, frame, mark
+from ..pictures import STATUS, chip, figure, formula, frame, mark
 
 PAPERS = {
     "A": "Furuya, de Hoop, Lassas: Transformers through the lens of support-preserving maps "
@@ -154,7 +153,7 @@ def _card(s: Statement) -> str:
     said = "; ".join(check["said"] for check in s["checks"]) if not s["error"] else s["said"]
     note = f'<p class="note">{escape(s["note"])}</p>' if s["note"] else ""
     names = " ".join(f"<code>pf.{escape(name)}</code>" for name in s["api"])
-    figures = "".join(_figure(figure) for figure in s["figures"])
+    figures = "".join(figure(data) for data in s["figures"])
     return (
         f'<article class="card" id="{escape(s["id"], True)}" data-s="{kind}"><div class="ct">'
         f'<p class="kicker">{escape(s["id"])} · {escape(s["source"])}</p>'
@@ -162,12 +161,4 @@ def _card(s: Statement) -> str:
         f'<p class="res {kind}">{chip(kind)}<span>{escape(said)}</span></p>'
         f'<div class="fm">{formula(s["formula"])}</div>{note}'
         f'<p class="lk">{names}</p></div><div class="cf">{figures}</div></article>'
-    )
-
-
-def _figure(figure: Mapping[str, Any]) -> str:
-    data = escape(json.dumps(figure, separators=(",", ":")), True)
-    return (
-        f'<figure><p class="ft">{escape(figure["title"])}</p><div data-figure="{data}"></div>'
-        f"<figcaption>{escape(figure['caption'])}</figcaption></figure>"
     )
