@@ -87,7 +87,7 @@ import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"ot", "scipy", "matplotlib", "rich", "beartype", "triton",
-                                  "torchdiffeq", "safetensors", "plotly"}:
+                                  "torchdiffeq", "safetensors"}:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Block())
 import torch

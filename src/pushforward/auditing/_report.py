@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from .._tools.checks import check_kind, check_path
 from .._tools.output import atomic_file
-from ..pictures import page
-from ._section import Section, json_data
+from ._page import page
+from ._section import Section, Status, json_data
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +111,7 @@ class Audit:
 
     def to_html(self) -> str:
         """One HTML page with all figures inside, readable without a network."""
-        about = [("How", self.how), ("Data", self.data), ("Seed", str(self.seed))]
-        parts = [s.to_dict() | {"plots": json_data(s.plots)} for s in self.sections]
-        return page(f"Audit of {self.model}", self.verdict, self.exit_code, about, parts)
+        return page(_record(self))
 
     def save(self, file: str | os.PathLike) -> Path:
         """Write a page (`.html`), the numbers (`.json`) or the text (`.txt`).
@@ -128,3 +129,31 @@ class Audit:
         with atomic_file(file) as draft:
             draft.write_text(write[file.suffix](), encoding="utf-8")
         return file
+
+
+WORD: dict[Status, str] = {
+    "good": "open", "noted": "measured", "bad": "refuted", "absent": "untried", "failed": "unable",
+}  # fmt: skip
+"""The words of a page for those of a section."""
+
+
+def _record(audit: Audit) -> dict[str, Any]:
+    """An audit as its page shows it: one finding for each section."""
+    sections = [
+        {"name": s.name, "title": s.name.capitalize(), "status": WORD[s.status], "said": s.verdict,
+         "lines": list(s.lines), "numbers": json_data(s.numbers), "seed": s.seed,
+         "figures": [figure.to_dict() for figure in s.figures()]}
+        for s in audit.sections
+    ]  # fmt: skip
+    findings = [
+        {"section": s["name"], "status": s["status"], "claim": "", "said": s["said"],
+         "meaning": "", "cause": "", "change": "", "terms": [], "effect": None, "figure": None}
+        for s in sections
+    ]  # fmt: skip
+    return {
+        "model": audit.model, "how": audit.how, "data": audit.data, "mode": "",
+        "seed": audit.seed, "version": version("pushforward"), "date": str(date.today()),
+        "headline": audit.verdict, "exit_code": audit.exit_code, "findings": findings,
+        "terms": {}, "sections": sections,
+        "not_tried": [{"name": n, "why": why, "how": ""} for n, why in audit.not_tried.items()],
+    }  # fmt: skip

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from ..pictures import Chart
 
 Status = Literal["good", "noted", "bad", "absent", "failed"]
 """As it should be; noteworthy; refuted; does not apply; could not be tested."""
@@ -25,7 +24,7 @@ class Section:
         verdict: the result in a sentence.
         lines: details, a sentence each.
         numbers: everything that was measured, as numbers, lists and dictionaries.
-        plots: figures of Plotly as plain data.
+        plots: what a page draws.
         seed: the seed of all random draws of this section.
         tried: the checks that were made, for a section of several.
         not_tried: checks that would apply but were not made, each with the reason.
@@ -36,18 +35,14 @@ class Section:
     verdict: str
     lines: Sequence[str] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    plots: Sequence[Mapping[str, Any]] = ()
+    plots: Sequence[Chart] = ()
     seed: int = 0
     tried: Sequence[str] = ()
     not_tried: Mapping[str, str] = field(default_factory=dict)
 
-    def figures(self) -> list[Figure]:
-        """The plots as Plotly figures, to show or to change."""
-        try:
-            from plotly.graph_objects import Figure
-        except ImportError as error:
-            raise ImportError("Figures need Plotly: `pip install plotly`.") from error
-        return [Figure({k: plot[k] for k in ("data", "layout")}) for plot in self.plots]
+    def figures(self) -> list[Chart]:
+        """The figures, as plain data to draw or to change."""
+        return list(self.plots)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the plots, as data that JSON can hold."""

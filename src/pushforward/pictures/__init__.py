@@ -1,12 +1,11 @@
-"""Pictures: relations and moving clouds by matplotlib, charts of pages by Plotly."""
+"""Pictures: relations and moving clouds by matplotlib, figures and the frame of our pages."""
 
-from ._charts import BLUE, GREY, RED, dots, guide, log, plot, ticks
+from ._charts import SHARE, Chart, Figure, Guide, HeatMap, Series, cosines, series
 from ._figures import animate, graph, heatmap, rates, trajectories, transported
-from ._frame import STATUS, chip, formula, frame, mark
-from ._page import page
+from ._frame import MEASURED, STATUS, chip, figure, formula, frame, mark, typeset
 
 __all__ = [
-    "BLUE", "GREY", "RED", "STATUS", "animate", "chip", "dots", "formula", "frame", "graph",
-    "guide", "heatmap", "log", "mark", "page", "plot", "rates", "ticks", "trajectories",
-    "transported",
+    "Chart", "Figure", "Guide", "HeatMap", "MEASURED", "SHARE", "STATUS", "Series", "animate",
+    "chip", "cosines", "figure", "formula", "frame", "graph", "heatmap", "mark", "rates", "series",
+    "trajectories", "transported", "typeset",
 ]  # fmt: skip

@@ -8,7 +8,6 @@ so many trials, a rate is measured, an object is built, and what is false is ref
 from . import paper_a, paper_b
 from ._caveats import CAVEATS, Caveat
 from ._checks import Check, Kind, bounded, built, holds, quoted, rate, refuted
-from ._figure import Figure, Series, series
 from ._left_out import LEFT_OUT
 from ._page import page
 from ._record import as_dict
@@ -17,8 +16,8 @@ from ._statement import REGISTRY, Setting, Statement, planted, replaced, stateme
 from ._summary import FAMILIES, PAPERS, Family, families, statuses, tally
 
 __all__ = [
-    "CAVEATS", "Caveat", "Check", "FAMILIES", "Family", "Figure", "Kind", "LEFT_OUT", "PAPERS",
-    "REGISTRY", "Result", "Series", "Setting", "Statement", "as_dict", "bounded", "built",
-    "families", "holds", "page", "paper_a", "paper_b", "planted", "quoted", "rate", "refuted",
-    "replaced", "run_statement", "select", "series", "statement", "statuses", "tally", "verify",
+    "CAVEATS", "Caveat", "Check", "FAMILIES", "Family", "Kind", "LEFT_OUT", "PAPERS", "REGISTRY",
+    "Result", "Setting", "Statement", "as_dict", "bounded", "built", "families", "holds", "page",
+    "paper_a", "paper_b", "planted", "quoted", "rate", "refuted", "replaced", "run_statement",
+    "select", "statement", "statuses", "tally", "verify",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from html import escape, unescape
 from typing import Any
 
 from .._tools.checks import check_kind
-from ..pictures import STATUS, chip, formula, frame, mark
+from ..pictures import STATUS, chip, figure, formula, frame, mark
 from ._caveats import CAVEATS, Caveat
 from ._statement import REGISTRY
 from ._summary import FAMILIES, KINDS, PAPERS, Found, statuses, tally
@@ -190,7 +190,7 @@ def _card(s: Found) -> str:
     names = " ".join(
         f'<a href="#pf.{name}"><code>pf.{escape(name)}</code></a>' for name in s["api"]
     )
-    figures = "".join(_figure(figure) for figure in s["figures"])
+    figures = "".join(figure(data) for data in s["figures"])
     wanted = dict.fromkeys(c["criterion"] for c in s["checks"] if c["criterion"])
     rows = {"Experiment": s["experiment"], "Criterion": " ".join(wanted)}
     words = "".join(f"<dt>{k}</dt><dd>{_typeset(v)}</dd>" for k, v in rows.items() if v)
@@ -222,15 +222,6 @@ def _results(s: Found) -> str:
         f'<div class="res {name}">{chip(name)}<div>'
         f"{''.join(f'<span>{_typeset(line)}</span>' for line in said)}</div></div>"
         for name, said in lines.items()
-    )
-
-
-def _figure(figure: Mapping[str, Any]) -> str:
-    data = json.dumps(figure, separators=(",", ":"), ensure_ascii=False)
-    data = data.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&#39;")
-    return (
-        f"<figure><p class=\"ft\">{escape(figure['title'])}</p><div data-figure='{data}'></div>"
-        f"<figcaption>{_typeset(figure['caption'])}</figcaption></figure>"
     )
 
 

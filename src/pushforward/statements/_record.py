@@ -12,7 +12,6 @@ import torch
 
 from .._tools.checks import check_flags, check_kind, check_number, check_seed
 from ._checks import Check
-from ._figure import Figure
 from ._run import Result
 from ._statement import REGISTRY
 
@@ -71,7 +70,7 @@ def _statement(result: Result) -> dict[str, Any]:
         "file": s.file, "ok": result.ok,
         "said": result.said, "seconds": round(result.seconds, 3), "error": result.error,
         "checks": [_check(check) for check in result.checks],
-        "figures": [_figure(figure) for figure in result.figures],
+        "figures": [figure.to_dict() for figure in result.figures],
     }  # fmt: skip
 
 
@@ -80,18 +79,6 @@ def _check(check: Check) -> dict[str, Any]:
         "kind": check.kind.value, "ok": check.ok, "said": check.said,
         "value": _number(check.value), "limit": _number(check.limit), "trials": check.trials,
         "criterion": check.criterion,
-    }  # fmt: skip
-
-
-def _figure(figure: Figure) -> dict[str, Any]:
-    curves = [
-        {"name": c.name, "style": c.style, "x": [_number(v) for v in c.x],
-         "y": [_number(v) for v in c.y]}
-        for c in figure.series
-    ]  # fmt: skip
-    return {
-        "title": figure.title, "x": figure.x, "y": figure.y, "log": figure.log,
-        "caption": figure.caption, "series": curves,
     }  # fmt: skip
 
 

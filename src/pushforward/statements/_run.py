@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from .._tools.checks import check_callable, check_flags, check_kind, check_whole
+from ..pictures import Figure
 from ._checks import Check
-from ._figure import Figure
 from ._statement import REGISTRY, Setting, Statement
 
 

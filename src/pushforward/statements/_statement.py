@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from .._tools.checks import check_flags, check_seed, check_whole
+from ..pictures import Figure
 from ._checks import Check
-from ._figure import Figure
 
 T = TypeVar("T")
 

@@ -17,20 +17,17 @@ from torch import Tensor, nn
 
 from ...flows import clusters
 from ...measures import Measure
-from ...pictures import GREY, RED, dots, plot
 from ...representation import BlackBoxError
 from .._case import Case
 from .._inside import layers
 from .._section import Section, Status, count
+from ._charts import cosine_figure, paths_figure, rank_figure
 
 TOKENS = 61
 """A prime number of tokens, so that other axes of a tensor are rarely as long."""
 
 CLUSTER_STEP = 0.05
 """Directions joined by a chain of steps of this length are one cluster."""
-
-PATHS = 40
-"""The most tokens whose paths are drawn."""
 
 Numbers = dict[str, float]
 
@@ -60,7 +57,10 @@ def depth(case: Case) -> Section:
     ]
     columns = {name: [row[name] for row in table] for name in table[0]}
     numbers = {**columns, "steps": steps, "tokens": len(clouds[0])}
-    plots = [_numbers_picture(columns), _paths_picture(clouds)]
+    plots = [
+        cosine_figure(columns["cosine"]), rank_figure(columns["rank"], min(clouds[-1].shape)),
+        paths_figure(clouds),
+    ]  # fmt: skip
     return Section("depth", status, verdict, lines, numbers, plots)
 
 
@@ -90,51 +90,3 @@ def _verdict(first: Numbers, last: Numbers, depth: int) -> tuple[Status, str]:
     if alike or last["rank"] < 0.5 * first["rank"]:
         return "noted", f"tokens become alike over {count(depth, 'layer')}: {numbers}"
     return "good", f"tokens stay distinct over {count(depth, 'layer')}: {numbers}"
-
-
-def _numbers_picture(columns: dict[str, list]) -> dict:
-    layers = list(range(len(columns["cosine"])))
-    traces = [
-        dots(layers, columns["cosine"], "mean cosine"),
-        dots(layers, columns["rank"], "effective rank", yaxis="y2"),
-    ]
-    second = {"overlaying": "y", "side": "right", "title": {"text": "effective rank"},
-              "rangemode": "tozero", "tickmode": "auto", "showgrid": False,
-              "automargin": True}  # fmt: skip
-    return plot(
-        "Layer by layer", "layer", "mean cosine", traces, yaxis2=second,
-        caption="Tokens that become alike have a cosine near 1 and an effective rank near 1.",
-    )  # fmt: skip
-
-
-def _paths_picture(clouds: list[Tensor]) -> dict:
-    """Paths of tokens in the plane of the first two principal components of all layers."""
-    width = clouds[-1].shape[-1]
-    same = [x.double() for x in clouds if x.shape[-1] == width]
-    everything = torch.cat(same)
-    middle = everything.mean(0)
-    _, _, axes = torch.linalg.svd(everything - middle, full_matrices=False)
-    # a fixed sign, so that the same audit is the same picture
-    axes = axes[:2] * axes[:2].gather(1, axes[:2].abs().argmax(1, keepdim=True)).sign()
-    flat = torch.stack([(x - middle) @ axes.mT for x in same])[:, :PATHS]
-    if flat.shape[-1] == 1:
-        flat = torch.cat([torch.arange(len(flat))[:, None, None].expand_as(flat), flat], -1)
-    traces = []
-    for k in range(flat.shape[1]):
-        line = {"width": 1, "color": "rgba(43,108,176,0.45)"}
-        traces.append({
-            "type": "scatter", "mode": "lines", "x": flat[:, k, 0].tolist(),
-            "y": flat[:, k, 1].tolist(), "line": line, "showlegend": False,
-            "hoverinfo": "skip",
-        })  # fmt: skip
-    for k, name in ((0, "first layer"), (-1, "last layer")):
-        size = {"size": 5, "color": GREY if k == 0 else RED}
-        traces.append(
-            dots(flat[k, :, 0].tolist(), flat[k, :, 1].tolist(), name, line=False, marker=size)
-        )
-    return plot(
-        "Tokens through the layers, in their principal plane", "first direction",
-        "second direction", traces,
-        caption=f"Up to {PATHS} tokens, each a line from grey to red, in the plane in which all "
-        "layers spread most.",
-    )  # fmt: skip

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...measures import Measure
-from ...pictures import dots, guide, log, plot, ticks
 from .._case import Case
 
 SMALLEST = 8
@@ -130,18 +129,3 @@ def _tokens(case: Case, n: int) -> Tensor:
     few = case.context(DIFFERENT).atoms
     index = torch.randint(len(few), (n,), generator=case.generator)
     return few[index.to(few.device)]
-
-
-def one_token_picture(found: OneToken) -> dict:
-    """The effect of one token against the number of tokens."""
-    shown = [(n, g) for n, g in zip(found.sizes, found.effects, strict=True) if g > 0]
-    sizes, effects = [n for n, _ in shown], [g for _, g in shown]
-    traces = [dots(sizes, effects, "largest effect found")]
-    if shown:
-        traces.append(guide(sizes, [effects[0] * sizes[0] / n for n in sizes], "1/n"))
-    return plot(
-        "One token of n is replaced", "tokens n", "change of the output", traces,
-        xaxis=ticks(found.sizes), yaxis=log(effects),
-        caption="For a map that is continuous in the measure the effect falls along the dashed "
-        "line in the end.",
-    )  # fmt: skip

@@ -16,17 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...approximation import conditional_rank
-from ...pictures import plot
 from .._case import Case, selected
 from .._inside import attention
 from .._section import Section, Status, count
+from ._charts import attention_figure, head_figures
 from ._depth import TOKENS
 
 QUERIES = 40
 """The most queries whose attention is measured."""
-
-SHOWN = 48
-"""The most heads whose matrices are drawn."""
 
 UNIFORM = 0.99
 """Heads whose entropy is above this share of its maximum attend to all tokens alike."""
@@ -34,13 +31,8 @@ UNIFORM = 0.99
 SHARP = 0.1
 """Heads whose entropy is below this share of its maximum attend to few tokens."""
 
-NAMES = {
-    "entropy": "entropy, as a share of the largest",
-    "columns": "column sums: distance from a coupling",
-    "rank": "rank of the centred logarithm",
-    "self": "weight on itself",
-}
-"""The measures of a head, and their names in the menu of the chart."""
+NAMES = ("entropy", "columns", "rank", "self")
+"""The measures of a head."""
 
 Head = dict[str, float | None]
 
@@ -74,7 +66,12 @@ def relations(case: Case) -> Section:
         verdict += "; every head averages all tokens alike, as with random weights"
     lines = [_layer_line(k, row, layers[k]) for k, row in enumerate(table)]
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
-    plots = [_table_picture(table), _matrix_picture(layers)]
+    shares = {
+        name: [[head[key] or 0.0 for head in row] for row in table]
+        for name, key in (("entropy", "entropy"), ("unevenness of keys", "columns"))
+    }
+    ranks = [[math.nan if head["rank"] is None else head["rank"] for head in row] for row in table]
+    plots = [*head_figures(shares, ranks, mu.n), attention_figure(layers)]
     return Section("relations", status, verdict, lines, numbers, plots)
 
 
@@ -114,62 +111,3 @@ def _mean(values: list[float | None]) -> float:
     """The mean of the values that are known, NaN if none is."""
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else math.nan
-
-
-def _table_picture(table: list[list[Head]]) -> dict:
-    """A map of layers and heads, with a menu of the four measures."""
-    widest = max(len(row) for row in table)
-    grids = {
-        name: [[head[name] for head in row] + [None] * (widest - len(row)) for row in table]
-        for name in NAMES
-    }
-    traces = [
-        {"type": "heatmap", "z": grid, "colorscale": "Viridis", "visible": k == 0,
-         "x": [f"head {h + 1}" for h in range(widest)],
-         "y": [f"attention {i + 1}" for i in range(len(table))],
-         "hovertemplate": "%{y}, %{x}: %{z:.3g}<extra></extra>", "colorbar": {"thickness": 12},
-         "zmin": 0, **({} if name == "rank" else {"zmax": 1})}
-        for k, (name, grid) in enumerate(grids.items())
-    ]  # fmt: skip
-    return plot(
-        "Every head", "", "", traces, yaxis={"autorange": "reversed"},
-        updatemenus=[_menu(list(NAMES.values()))],
-        caption="Entropy is 1 if a head attends to all tokens alike and 0 if it attends to one. "
-        "Column sums are 0 if all tokens receive the same attention. The rank is the smallest "
-        "head dimension that can represent the head.",
-    )  # fmt: skip
-
-
-def _matrix_picture(layers: list[Tensor]) -> dict:
-    """The matrix of a head, with a menu of heads."""
-    names: list[str] = []
-    traces: list[dict] = []
-    total = sum(len(heads) for heads in layers)
-    for k, heads in enumerate(layers):
-        for h, P in enumerate(heads):
-            if len(traces) < SHOWN:
-                names.append(f"attention {k + 1}, head {h + 1}")
-                grid = [[round(p, 4) for p in row] for row in P.double().tolist()]
-                traces.append(
-                    {"type": "heatmap", "z": grid, "colorscale": "Blues", "reversescale": True,
-                     "visible": not traces, "colorbar": {"thickness": 12},
-                     "hovertemplate": "token %{y} to %{x}: %{z:.3g}<extra></extra>"}
-                )  # fmt: skip
-    title = "Who attends to whom" + (f" (the first {SHOWN} heads)" if total > SHOWN else "")
-    return plot(
-        title, "key", "query", traces, yaxis={"autorange": "reversed"},
-        updatemenus=[_menu(names)],
-        caption="Each row is one token, its weights on all tokens sum to one.",
-    )  # fmt: skip
-
-
-def _menu(names: list[str]) -> dict:
-    """A menu that shows one trace at a time."""
-    return {
-        "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": 4},
-        "buttons": [
-            {"label": name, "method": "update",
-             "args": [{"visible": [k == j for j in range(len(names))]}]}
-            for k, name in enumerate(names)
-        ],
-    }  # fmt: skip

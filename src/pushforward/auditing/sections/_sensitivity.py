@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ..._tools.fits import power
 from ...measures import Measure
-from ...pictures import RED, dots, guide, log, plot
+from ...pictures import Chart
 from ...representation import BlackBox
 from ...representation.boxes import answer_distance
 from ...representation.continuity import Moves, Pair, Region, Response, measured, steepest
 from .._case import CLOUD, Case
 from .._section import Section, Status
-from ._one_token import one_token, one_token_picture
+from ._charts import one_token_figure, origin_figure, response_figure
+from ._one_token import one_token
 
 POINTS = 4
 """Points whose outputs are compared."""
@@ -85,14 +86,20 @@ def sensitivity(case: Case) -> Section:
         "moved": [{"w1": c.distance, "response": c.response} for c in moved],
     }  # fmt: skip
     source = "the token itself" if case.queries is None else "the query"
-    lines, plots = _lines(variance, source, worst), [_picture(replaced, moved, worst)]
+    lines = _lines(variance, source, worst)
+    far, near = (
+        [(c.distance, c.response) for c in pairs if c.distance > 0] for pairs in (replaced, moved)
+    )
+    plots: list[Chart] = [response_figure(far, near, (worst.distance, worst.response))]
+    if variance is not None:
+        plots.append(origin_figure(variance, source))
     if single is not None:
         lines.append(str(single))
         numbers["one_token"] = {
             "sizes": single.sizes, "effects": single.effects, "exponent": single.exponent,
             "share": single.share,
         }  # fmt: skip
-        plots.append(one_token_picture(single))
+        plots.append(one_token_figure(single.sizes, single.effects, single.stays))
     return Section("sensitivity", status, verdict, lines, numbers, plots)
 
 
@@ -236,26 +243,3 @@ def _as_dict(pair: Pair) -> dict:
         "mu": pair.mu.atoms.tolist(), "nu": pair.nu.atoms.tolist(),
         "x": None if pair.x is None else pair.x.tolist(),
     }  # fmt: skip
-
-
-def _picture(replaced: list[Pair], moved: list[Pair], worst: Pair) -> dict:
-    traces, shown = [], [c for c in (*replaced, *moved, worst) if c.distance > 0]
-    for name, changes in (("some replaced", replaced), ("all moved", moved)):
-        visible = [c for c in changes if c.response > 0 and c.distance > 0]
-        traces.append(
-            dots([c.distance for c in visible], [c.response for c in visible], name, line=False)
-        )
-    if worst.response > 0:
-        star = {"symbol": "star", "size": 14, "color": RED}
-        traces.append(
-            dots([worst.distance], [worst.response], "steepest", line=False, marker=star)
-        )
-        ends = [min(c.distance for c in shown), max(c.distance for c in shown)]
-        name = f"ratio {worst.ratio:.3g}"
-        traces.append(guide(ends, [worst.ratio * w for w in ends], name))
-    return plot(
-        "One point, two contexts", "W1 of the contexts", "distance of its images", traces,
-        xaxis=log([c.distance for c in shown]), yaxis=log([c.response for c in shown]),
-        caption="The dashed line has the slope of the steepest change found. All other changes "
-        "lie below it.",
-    )  # fmt: skip

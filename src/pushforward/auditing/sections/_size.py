@@ -12,9 +12,9 @@ import math
 import torch
 
 from ..._tools.fits import power
-from ...pictures import RED, dots, guide, log, plot, ticks
 from .._case import ROUNDING_FACTOR, Case, selected
 from .._section import Section, Status
+from ._charts import length_figure, spread_figure
 
 SMALLEST = 8
 """Tokens of the smallest context."""
@@ -69,7 +69,9 @@ def size(case: Case) -> Section:
     ]
     lines += [f"one context repeated up to {n} tokens: outputs change by {d:.1e}"
               for n, d in changes]  # fmt: skip
-    plots = [_spread_picture(sizes, spreads, rate), _length_picture(changes, tolerance)]
+    plots = [
+        spread_figure(sizes, spreads, CONTEXTS), length_figure(changes, scale, tolerance)
+    ]  # fmt: skip
     return Section("size", status, verdict, lines, numbers, plots)
 
 
@@ -118,32 +120,3 @@ def _convergence(rate: float, error: float, visible: bool) -> tuple[Status, str]
         f"{how}: the spread over contexts of m tokens goes as m^{rate:.2f} "
         f"(standard error {error:.2f})"
     )
-
-
-def _spread_picture(sizes: list[int], spreads: list[float], rate: float) -> dict:
-    positive = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > 0]
-    traces = [dots([m for m, _ in positive], [s for _, s in positive], "spread over contexts")]
-    if positive and not math.isnan(rate):
-        m0, s0 = positive[0]
-        half = [s0 * (m / m0) ** -0.5 for m, _ in positive]
-        traces.append(guide([m for m, _ in positive], half, "m^-1/2"))
-    return plot(
-        "Spread of one output over random contexts of m tokens", "tokens m",
-        "spread of the output", traces, xaxis=ticks(sizes), yaxis=log(spreads),
-        caption=f"Standard deviation over {CONTEXTS} contexts drawn anew: for a smooth map of "
-        "measures it falls along the dashed line.",
-    )  # fmt: skip
-
-
-def _length_picture(changes: list[tuple[int, float]], tolerance: float) -> dict:
-    tokens = [n for n, _ in changes]
-    # a change of zero has no place on a logarithmic axis
-    change = dots(tokens, [max(d, tolerance * 1e-4) for _, d in changes], "change")
-    change["line"] = {"color": RED}
-    return plot(
-        "One context, repeated", "tokens", "change of outputs",
-        [change, guide(tokens, [tolerance] * len(tokens), "tolerance")],
-        xaxis=ticks(tokens), yaxis=log(change["y"], [tolerance]),
-        caption="Twice the same tokens is the same measure: above the dashed line the number of "
-        "tokens itself matters.",
-    )  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...measures import Measure
-from ...pictures import BLUE, GREY, RED, log, plot
+from ...pictures import Figure
 from ...representation import (
     BlackBoxError,
     CallRejected,
@@ -22,6 +22,7 @@ from ...representation.boxes import as_tensor, finite
 from .._case import Baseline, Case, largest_change, ordered, selected
 from .._model import Padded
 from .._section import Section, Status
+from ._charts import rewriting_figure
 
 CONTEXTS = 3
 """The number of contexts on which every symmetry is tested."""
@@ -69,12 +70,13 @@ def symmetries(case: Case) -> Section:
     """Write contexts in other ways, and measure how far outputs move."""
     worst: dict[str, Change] = {}
     failed: dict[str, str] = {}
-    rounding, constant = 0.0, True
+    rounding, constant, scale = 0.0, True, 0.0
     for _ in range(CONTEXTS):
         mu = case.context()
         baseline = case.baseline(mu)
         rounding = max(rounding, baseline.relative_tolerance)
         constant = constant and baseline.spread == 0
+        scale = max(scale, baseline.spread)
         for name, test in _tests(case, baseline, mu).items():
             try:
                 change = Change(test(), baseline.tolerance)
@@ -95,7 +97,7 @@ def symmetries(case: Case) -> Section:
         skipped["padding"] = "it needs `pf.auditing.Model(model, padded=...)`"
     return Section(
         "symmetries", status, verdict, _lines(worst, failed, rounding), numbers,
-        [_picture(worst)], tried=tuple(worst), not_tried=skipped,
+        [_picture(worst, skipped, scale)], tried=tuple(worst), not_tried=skipped,
     )  # fmt: skip
 
 
@@ -218,22 +220,10 @@ def _masked(case: Case, baseline: Baseline, mu: Measure, padded: Padded) -> floa
     return largest_change(finite(out.reshape(rows, -1))[: len(before)], before)
 
 
-def _picture(worst: dict[str, Change]) -> dict:
-    names = list(worst)
-    # outputs that are all zero have the tolerance zero
-    share = lambda c: c.size / c.tolerance if c.tolerance > 0 else 1e6 * (c.size > 0)
-    ratios = [min(max(share(c), 1e-6), 1e12) for c in worst.values()]
-    points = {
-        "type": "scatter", "mode": "markers", "x": ratios, "y": names, "showlegend": False,
-        "marker": {"color": [RED if r > 1 else BLUE for r in ratios], "size": 11},
-        "hovertemplate": "%{y}: %{x:.2g} of the tolerance<extra></extra>",
-    }  # fmt: skip
-    line = {
-        "type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1,
-        "line": {"dash": "dash", "color": GREY},
-    }  # fmt: skip
-    return plot(
-        "Change of outputs when the same set is written differently", "change / tolerance", "",
-        [points], xaxis=log(ratios, [1.0]), shapes=[line],
-        caption="Right of the dashed line the change is larger than rounding explains.",
-    )  # fmt: skip
+def _picture(worst: dict[str, Change], skipped: dict[str, str], scale: float) -> Figure:
+    """The changes as shares of the size of the outputs."""
+    share = lambda x: x / scale if scale > 0 else x
+    changes: dict[str, float | None] = {name: share(c.size) for name, c in worst.items()}
+    tolerance = share(max(c.tolerance for c in worst.values()))
+    broken = [name for name, c in worst.items() if c.broken]
+    return rewriting_figure({**changes, **dict.fromkeys(skipped)}, tolerance, broken)

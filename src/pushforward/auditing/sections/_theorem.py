@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...measures import Measure
-from ...pictures import RED, dots, guide, log, plot
+from ...pictures import Chart
 from ...representation import (
     BlackBoxError,
     Characterisation,
@@ -36,7 +36,6 @@ from ...representation.continuity import (
     GROWS,
     PRECISION,
     RATIO,
-    Continuity,
     Law,
     Outcome,
     Precision,
@@ -47,6 +46,7 @@ from ...representation.continuity import (
 )
 from .._case import CLOUD, Case
 from .._section import Section, Status
+from ._charts import gap_figure, recovered_figure
 from ._symmetries import rewriting_tests
 
 CONTINUITY = "continuity in the measure"
@@ -123,16 +123,17 @@ def _section(
         tolerance: the largest change of outputs that counts as none.
     """
     status, verdict = _verdict(case, found, recovered, tolerance)
-    lines, numbers, plots = _lines(case, found, cloud), _numbers(found), []
+    lines, numbers = _lines(case, found, cloud), _numbers(found)
+    plots: list[Chart] = []
     if found.continuity is not None:
-        plots.append(_gap_picture(found.continuity))
+        plots.append(gap_figure([(g.h, g.gap) for g in found.continuity.gaps]))
     if recovered is not None and not found.refuted:
         lines.append(str(recovered))
         if not recovered.problem:
             errors = {"deviation": recovered.deviation, "estimate": recovered.estimate}
             numbers["recovered"] = errors
         if recovered.pairs:
-            plots.append(_recovered_picture(recovered.pairs))
+            plots.append(recovered_figure(recovered.pairs))
     tried, skipped = _tried(case, found)
     return Section(
         "theorem", status, verdict, lines, numbers, plots, tried=tried, not_tried=skipped
@@ -334,32 +335,3 @@ def _lines(case: Case, found: Characterisation, cloud: Tensor) -> list[str]:
         f"{c.slope:.3g}, at distance {distance:.2g} from the nearest data point",
         *(f"K({eta:.1e}) = {k:.3g}" for eta, k in c.table),
     ]
-
-
-def _gap_picture(found: Continuity) -> dict:
-    positive = [g for g in found.gaps if g.gap > 0]
-    hs, gaps = [g.h for g in positive], [g.gap for g in positive]
-    traces = [dots(hs, gaps, "largest gap found")]
-    if positive:
-        traces.append(guide(hs, [gaps[0] * h / hs[0] for h in hs], "Lipschitz"))
-    return plot(
-        "How far apart images of near points are", "distance h of the points",
-        "distance of their images", traces, xaxis=log(hs), yaxis=log(gaps),
-        caption="If there is a continuous in-context map, gaps close as points come together; in "
-        "the end along the dashed slope if it is Lipschitz.",
-    )  # fmt: skip
-
-
-def _recovered_picture(pairs: list[tuple[float, float]]) -> dict:
-    own, again = zip(*pairs, strict=True)
-    ends = [min(own), max(own)]
-    traces = [
-        guide(ends, ends, "equal"),
-        dots(own, again, "coordinates of images", line=False, marker={"color": RED}),
-    ]
-    return plot(
-        "Outputs recovered from the unordered set", "the model's own output", "recovered",
-        traces,
-        caption="Where a small mass put at a token goes, seen from the unordered outputs alone, "
-        "against the output that the model gives for the token.",
-    )  # fmt: skip

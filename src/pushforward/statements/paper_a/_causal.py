@@ -16,9 +16,9 @@ from ...flows import RK4, flow
 from ...flows.fields import SelfAttention
 from ...maps import Attention, Block, Causal, InContextMap, Residual, Transformer
 from ...measures import Measure
+from ...pictures import Figure, series
 from ...representation import decode, rewritings
 from .._checks import Check, bounded, built, holds, quoted, rate, refuted
-from .._figure import Figure, series
 from .._laws import box, dyadic, simplex
 from .._statement import Setting, planted, statement
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from ..._tools.fits import power
 from ...distances import wasserstein
 from ...measures import Measure, MeasureMap
+from ...pictures import Figure, series
 from ...representation import Verdict, characterise, decode, zoo
 from .._checks import Check, bounded, holds, rate, refuted
-from .._figure import Figure, series
 from .._laws import beside_one, box, bump, dyadic, shuffled, stretched
 from .._statement import Setting, planted, statement
 

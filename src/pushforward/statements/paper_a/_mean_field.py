@@ -15,9 +15,9 @@ from ...flows import RK4, Euler, Flow, Midpoint, gaussian
 from ...flows.fields import SelfAttention
 from ...maps import InContextMap, Residual
 from ...measures import Measure
+from ...pictures import Figure, series
 from ...relations import Sinkhorn, Softmax
 from .._checks import Check, holds, rate
-from .._figure import Figure, series
 from .._laws import attention_field, box, gap, simplex
 from .._statement import Setting, planted, statement
 

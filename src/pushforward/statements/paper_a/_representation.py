@@ -14,6 +14,7 @@ from ..._tools.fits import power
 from ...distances import wasserstein
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap
+from ...pictures import Figure, series
 from ...representation import (
     Decode,
     Excess,
@@ -28,7 +29,6 @@ from ...representation import (
     zoo,
 )
 from .._checks import Check, Kind, bounded, holds, rate, refuted
-from .._figure import Figure, series
 from .._laws import ball, beside_one, box, bump, dyadic, shuffled, simplex, stretched
 from .._statement import Setting, planted, replaced, statement
 from ._in_context import fold, two_points

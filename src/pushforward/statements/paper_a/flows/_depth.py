@@ -12,8 +12,8 @@ from ....flows import RK4, Euler, Flow
 from ....flows.fields import Linear, Sum
 from ....maps import MLP, Attention, Compose, InContextMap, Residual
 from ....measures import Measure
+from ....pictures import Figure, series
 from ..._checks import Check, bounded, holds, rate, refuted
-from ..._figure import Figure, series
 from ..._laws import attention_field, box, gap
 from ..._statement import Setting, planted, statement
 

@@ -14,10 +14,10 @@ from ....flows import RK4, Flow, FlowError, gaussian
 from ....flows.fields import Linear, SelfAttention
 from ....maps import InContextMap, Pointwise, norm
 from ....measures import Measure, MeasureMap
+from ....pictures import Figure, series
 from ....relations import Exponential, Normaliser, Softmax
 from ....representation import Decode, recover
 from ..._checks import Check, bounded, holds, rate, refuted
-from ..._figure import Figure, series
 from ..._laws import attention_field, box, gap, shuffled, simplex
 from ..._statement import Setting, planted, statement
 

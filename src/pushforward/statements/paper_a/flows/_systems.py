@@ -11,9 +11,9 @@ from torch import Tensor
 from ....flows import RK4, Flow
 from ....flows.fields import CuckerSmale, Pairwise, SecondOrder
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....representation import Verdict, characterise
 from ..._checks import Check, Kind, bounded, holds, refuted
-from ..._figure import Figure, series
 from ..._laws import box, gap, shuffled, simplex
 from ..._statement import Setting, planted, statement
 from ._solutions import mass_defect, recovery_orders

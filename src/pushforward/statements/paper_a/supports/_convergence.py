@@ -12,9 +12,9 @@ from ...._tools.fits import power
 from ....distances import wasserstein
 from ....maps import InContextMap
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....representation import decode, zoo
 from ..._checks import Check, bounded, holds, rate, refuted
-from ..._figure import Figure, series
 from ..._laws import ball, box, cones, simplex
 from ..._statement import Setting, planted, statement
 

@@ -14,10 +14,10 @@ from ....flows.fields import SelfAttention
 from ....maps import MLP, Attention, Compose, InContextMap, Lipschitz, Residual, Transformer, norm
 from ....measures import Measure
 from ....ops import IMPLS
+from ....pictures import Figure, series
 from ....relations import Exponential, Hardmax, Normaliser, Softmax
 from ....representation import zoo
 from ..._checks import Check, bounded, holds, rate, refuted
-from ..._figure import Figure, series
 from ..._laws import attention_field, ball, box, gap, simplex
 from ..._statement import Setting, planted, statement
 

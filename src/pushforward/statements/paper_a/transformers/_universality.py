@@ -24,9 +24,9 @@ from ....maps import (
     Transformer,
 )
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....representation import zoo
 from ..._checks import Check, bounded, built, holds, quoted, rate
-from ..._figure import Figure, series
 from ..._laws import box, gap, simplex
 from ..._statement import Setting, planted, statement
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from ....affinities import Encoded, Matrix
 from ....approximation import Heads, birkhoff, realise_heads
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....relations import Sinkhorn, relate
 from ....sinkhorn import doubly_stochastic
 from ..._checks import Check, bounded, built, holds, refuted
-from ..._figure import Figure, series
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 

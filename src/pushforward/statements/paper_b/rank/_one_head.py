@@ -12,9 +12,9 @@ from torch import Tensor
 from ....affinities import Encoded, Matrix
 from ....approximation import Realisation, realise
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....relations import Conditional, Coupling, Normaliser, Sinkhorn, Softmax, relate
 from ..._checks import Check, bounded, built, holds, refuted
-from ..._figure import Figure, series
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 

@@ -13,6 +13,7 @@ from ....affinities import Matrix, SquaredDistance
 from ....approximation import QuantileCoupling
 from ....maps import Attention
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....relations import (
     Bilinear,
     Conditional,
@@ -27,7 +28,6 @@ from ....relations import (
     relate,
 )
 from ..._checks import Check, bounded, holds, refuted
-from ..._figure import Figure, series
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 

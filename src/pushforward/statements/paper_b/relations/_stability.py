@@ -13,10 +13,10 @@ from torch import Tensor
 from ....affinities import Matrix, SquaredDistance
 from ....distances import wasserstein
 from ....measures import Measure
+from ....pictures import Figure, series
 from ....relations import Coupling, Exact, Sinkhorn, relate
 from ....sinkhorn import doubly_stochastic
 from ..._checks import Check, bounded, holds, rate, refuted
-from ..._figure import Figure, series
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 
