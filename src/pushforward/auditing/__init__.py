@@ -5,6 +5,8 @@ from ._model import Model
 from ._report import Audit
 from ._run import audit
 from ._section import Section
-from .findings import TERMS, Finding, NotTried
+from .findings import TERMS, Comparison, Finding, NotTried
 
-__all__ = ["TERMS", "Audit", "Finding", "Model", "NotTried", "Section", "audit", "findings"]
+__all__ = [
+    "TERMS", "Audit", "Comparison", "Finding", "Model", "NotTried", "Section", "audit", "findings"
+]  # fmt: skip

@@ -36,10 +36,10 @@ class WithClassToken(nn.Module):
         return own.reshape(1, -1)
 
     def padded(self, padded: Padded) -> Padded:
-        """A function of tokens and of which are real, as one of the tokens without the class token.
+        """The same function of tokens and of which are real, without the class token.
 
         Args:
-            padded: the function that the user gave.
+            padded: the function that the user gave, of all tokens.
         """
 
         def call(tokens: Tensor, real: Tensor) -> Tensor:

@@ -67,13 +67,13 @@ def reading(
             changes.append(_changes(replace(baseline, given=model.tolerance), mu, orders))
     except BlackBoxError:
         return Reading("set", special=model.class_token)  # the sections report it
-    least = min(change[None][1] for change in changes)
-    if least < MUCH:
+    shuffled = [change[None][1] for change in changes]
+    if min(shuffled) < MUCH:
         return Reading("set", special=model.class_token)
     for special in (0, -1):
         if special in orders and not any(change[special][0] for change in changes):
-            return Reading("set", True, special, least)
-    return Reading("sequence", True, model.class_token, least)
+            return Reading("set", True, special, max(shuffled))
+    return Reading("sequence", True, model.class_token, max(shuffled))
 
 
 def _changes(

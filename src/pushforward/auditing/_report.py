@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -17,10 +17,15 @@ from .._tools.output import atomic_file
 from ..pictures import page
 from ._model import Mode
 from ._section import Section, count, json_data
-from .findings import TERMS, Finding, NotTried, sort_findings
-
-SCHEMA = 1
-"""The version of the layout of the data; it changes if a key changes its meaning."""
+from .findings import (
+    SCHEMA,
+    TERMS,
+    Comparison,
+    Finding,
+    NotTried,
+    compared,
+    sort_findings,
+)
 
 WIDTH = 96
 """The most characters of a line of the text."""
@@ -157,6 +162,24 @@ class Audit:
     def to_json(self) -> str:
         """Everything as JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def compare(self, old: Mapping[str, Any]) -> Comparison:
+        """What has changed since an older audit.
+
+        Args:
+            old: the older audit as data, what `json.loads` makes of a file that `save` wrote. It
+                is checked, and nothing in it is run.
+
+        Examples:
+            >>> data = torch.randn(50, 4)
+            >>> before = pf.audit(torch.tanh, data, sections=["symmetries"])
+            >>> ordered = pf.auditing.Model(lambda x: x + x[:1], mode="set")
+            >>> after = pf.audit(ordered, data, sections=["symmetries"])
+            >>> comparison = after.compare(before.to_dict())
+            >>> comparison.worse[0].claim, comparison.exit_code
+            ('that the order of the tokens does not matter', 1)
+        """
+        return compared(self.to_dict(), old)
 
     def to_html(self) -> str:
         """One HTML page with all figures inside, readable without a network."""

@@ -93,15 +93,16 @@ class NotTried:
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The most urgent first: refuted, then what needs a look; the larger effect first.
+    """The most urgent first: refuted, then what asks for a look; of these the larger effect first.
 
     Args:
-        findings: in any order.
+        findings: in the order of the sections, which the others keep.
     """
 
     def urgency(f: Finding) -> tuple[int, bool, int, float]:
         first = ORDER.index(f.status) if f.status in ("refuted", "unable") else len(ORDER)
-        return first, not f.notable, ORDER.index(f.status), -(f.effect or 0.0)
+        effect = (f.effect or 0.0) if f.notable else 0.0
+        return first, not f.notable, 0 if f.notable else ORDER.index(f.status), -effect
 
     return tuple(sorted(findings, key=urgency))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ._finding import Finding, Status
+from ._glossary import terms_in
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,6 @@ class Text:
         amiss: what it means otherwise.
         cause: the likely cause, if something is amiss.
         change: what to change then.
-        terms: technical terms of these sentences, keys of the glossary.
     """
 
     claim: str
@@ -25,7 +25,6 @@ class Text:
     amiss: str = ""
     cause: str = ""
     change: str = ""
-    terms: tuple[str, ...] = ()
 
 
 TEXTS: dict[str, Text] = {
@@ -39,7 +38,6 @@ TEXTS: dict[str, Text] = {
         "Leave the positions out. If the order is meant to matter, say so with "
         '`pf.auditing.Model(model, mode="sequence")`. If only the first token is special, say '
         "`class_token=0`.",
-        ("size of the outputs", "rounding", "position embedding", "causal"),
     ),
     "duplication": Text(
         "that repeating all tokens changes nothing",
@@ -49,15 +47,13 @@ TEXTS: dict[str, Text] = {
         "the number of tokens as a feature.",
         "Use means instead of sums, or divide by the number of tokens. If the number is meant to "
         "matter, this finding is no fault.",
-        ("size of the outputs", "rounding"),
     ),
     "weights": Text(
         "that a token of weight two counts as two equal tokens",
         "Weights and repetitions mean the same to the model.",
         "Weights do not do what repeating a token does.",
         "Weights that do not reach every mean or softmax of the model, or are applied twice.",
-        "Add the logarithms of the weights to the scores of every softmax, and use weighted means.",
-        ("weight", "size of the outputs", "rounding"),
+        "Add the logarithm of each weight to the scores of every softmax. Use weighted means.",
     ),
     "equal tokens": Text(
         "that equal tokens have equal outputs",
@@ -67,7 +63,6 @@ TEXTS: dict[str, Text] = {
         "its own.",
         "Leave the positions out, or say that they are meant with "
         '`pf.auditing.Model(model, mode="sequence")`.',
-        ("size of the outputs", "rounding", "position embedding", "causal"),
     ),
     "padding": Text(
         "that padding changes nothing",
@@ -78,7 +73,6 @@ TEXTS: dict[str, Text] = {
         "instead of the real ones.",
         "Pass the mask to every attention layer, norm and mean. Check whether True means real or "
         "padding.",
-        ("padding", "mask", "size of the outputs", "rounding"),
     ),
     "neighbours": Text(
         "that the sets of a batch do not change each other's outputs",
@@ -87,7 +81,6 @@ TEXTS: dict[str, Text] = {
         "Axes that are confused, such as a missing `batch_first=True`, or a BatchNorm in training "
         "mode.",
         "Check which axis the attention sees as the tokens. Call `eval()`, or use a LayerNorm.",
-        ("batch", "size of the outputs", "rounding"),
     ),
     "queries": Text(
         "that the queries of a call do not change each other's outputs",
@@ -95,7 +88,6 @@ TEXTS: dict[str, Text] = {
         "What a query gets depends on which other queries are asked in the same call.",
         "Queries that attend to each other, because no mask keeps them apart.",
         "Let queries attend to the context only.",
-        ("query", "mask", "size of the outputs", "rounding"),
     ),
     "class token": Text(
         "that the class token does not see the order of the others",
@@ -104,7 +96,6 @@ TEXTS: dict[str, Text] = {
         "Position embeddings or a recurrent layer.",
         "Leave the positions out, or say that they are meant with "
         '`pf.auditing.Model(model, mode="sequence")`.',
-        ("class token", "position embedding", "size of the outputs", "rounding"),
     ),
     "special token": Text(
         "whether one token has a role of its own",
@@ -114,7 +105,6 @@ TEXTS: dict[str, Text] = {
         "A class token, or an output that is read from this place.",
         "Nothing, if it is meant: say so with `pf.auditing.Model(model, class_token=0)`. If all "
         'tokens should be alike, say `mode="set"`, and this counts as refuted.',
-        ("class token", "size of the outputs"),
     ),
     "varied outputs": Text(
         "whether the outputs vary",
@@ -126,24 +116,21 @@ TEXTS: dict[str, Text] = {
     "order": Text(
         "how much the order matters",
         "It was audited as a sequence model, for which that is as it should be.",
-        "The model reads the positions of its tokens, so it was audited as a sequence model. Tests "
-        "for sets were left out.",
+        "The model reads the positions of its tokens. It was audited as a sequence model, without "
+        "the tests for sets.",
         "Position embeddings, a recurrent layer or a causal mask.",
         'Nothing, if the tokens are a sequence: `pf.auditing.Model(model, mode="sequence")` says '
         'so. If they are a set, this is a mistake: leave the positions out. With `mode="set"` it '
         "counts as refuted.",
-        ("sequence model", "position embedding", "causal", "size of the outputs"),
     ),
     "later tokens": Text(
         "whether outputs depend on later tokens",
         "An output sees the tokens before it and after it.",
-        terms=("causal", "size of the outputs"),
     ),
     "set checks": Text(
         "what the tests for sets would say",
         "A model that reads positions is expected to break these. They ask whether a model treats "
         "its tokens as a set.",
-        terms=("sequence model",),
     ),
     # size
     "length": Text(
@@ -155,7 +142,6 @@ TEXTS: dict[str, Text] = {
         "never reached.",
         "Use means instead of sums, leave out factors that depend on n, or train with sets as "
         "large as those you will use.",
-        ("size of the outputs", "rounding"),
     ),
     "convergence": Text(
         "how fast outputs settle as sets grow",
@@ -166,7 +152,6 @@ TEXTS: dict[str, Text] = {
         "Attention that stays on a few tokens however many there are, a maximum, or sets that are "
         "still too small to show it.",
         "Look at the entropy of the heads. Raise `tokens=` to see larger sets.",
-        ("exponent", "spread", "standard error", "measure"),
     ),
     # theorem
     "measure map": Text(
@@ -175,7 +160,6 @@ TEXTS: dict[str, Text] = {
         "Whether there is an in-context map is asked of maps of measures only, and this is none.",
         "See the findings on order and repetition.",
         "Look again when order and repetition no longer matter.",
-        ("measure", "measure map", "in-context map"),
     ),
     "in-context map": Text(
         "that it is a continuous in-context map",
@@ -186,7 +170,6 @@ TEXTS: dict[str, Text] = {
         "like jumps.",
         "Use float64 to tell a jump from a slope. Replace hard choices by soft ones if outputs "
         "should be stable.",
-        ("in-context map", "measure", "continuous", "(B2)"),
     ),
     "continuity in the measure": Text(
         "that it is continuous in the measure",
@@ -195,7 +178,6 @@ TEXTS: dict[str, Text] = {
         "that is not small.",
         "Max pooling, medians, ranks, or hard thresholds on statistics of the set.",
         "Use means or attention instead of maxima, and soft choices instead of thresholds.",
-        ("measure", "continuous", "W1", "pooling"),
     ),
     "(B1)": Text(
         "that it moves each token as a whole (B1)",
@@ -206,7 +188,6 @@ TEXTS: dict[str, Text] = {
         "weighting of the tokens.",
         "Nothing, if this is meant: it is a map between measures of another kind. Otherwise move "
         "the tokens and keep their weights.",
-        ("(B1)", "in-context map", "measure"),
     ),
     "(B2)": Text(
         "that near points go to near points (B2)",
@@ -214,7 +195,6 @@ TEXTS: dict[str, Text] = {
         "Two points that are as near as one likes have images that are far apart.",
         "Nearest neighbours, hard thresholds, or a division by the mass of a part of the set.",
         "Replace hard choices by soft ones, for instance nearest neighbours by attention.",
-        ("(B2)", "in-context map", "continuous"),
     ),
     "continuity in the query": Text(
         "that the output is continuous in the query",
@@ -223,13 +203,11 @@ TEXTS: dict[str, Text] = {
         "Nearest neighbours, hard thresholds, or decision trees.",
         "Replace hard choices by soft ones, for instance nearest neighbours by attention. Use "
         "float64 to tell a jump from a slope.",
-        ("query", "continuous", "(B2)"),
     ),
     "recovery": Text(
         "that the unordered outputs tell what happens to each token",
         "Nothing else is hidden in the model: its outputs as a set already tell its in-context "
         "map.",
-        terms=("in-context map", "measure"),
     ),
     # sensitivity
     "response": Text(
@@ -239,7 +217,6 @@ TEXTS: dict[str, Text] = {
         "of the effect is left.",
         "Square roots, hard thresholds, or very sharp attention.",
         "Soften thresholds, or lower the scale of the attention scores.",
-        ("context", "W1", "exponent", "Lipschitz constant", "standard error"),
     ),
     "context": Text(
         "how much of the outputs comes from the other tokens",
@@ -249,7 +226,6 @@ TEXTS: dict[str, Text] = {
         "each token alone.",
         "Check that trained weights are loaded. If each token should be seen alone, this is no "
         "fault.",
-        ("context", "residual path"),
     ),
     "one token": Text(
         "that one token among many matters little",
@@ -259,7 +235,6 @@ TEXTS: dict[str, Text] = {
         "Max pooling, or attention so sharp that one token gets all the weight.",
         "Use a mean or attention instead of the maximum. For attention, lower the scale of the "
         "scores. If single tokens are meant to decide, this is no fault.",
-        ("pooling", "continuous", "measure", "size of the outputs"),
     ),
     # depth
     "layers": Text(
@@ -270,14 +245,12 @@ TEXTS: dict[str, Text] = {
         "gathering is usual.",
         "Take fewer layers, keep residual paths, or choose a smaller scale of the attention "
         "scores.",
-        ("mean cosine", "effective rank", "oversmoothing", "residual path"),
     ),
     # relations
     "heads": Text(
         "what the attention heads relate",
-        "An entropy of 1 is an even look at all tokens, an entropy of 0 a look at one. The centred "
-        "rank is the head dimension that the weights need.",
-        terms=("head", "entropy of a head", "coupling", "centred rank"),
+        "An entropy of 1 is an even look at all tokens, and an entropy of 0 is a look at one. The "
+        "centred rank is the head dimension that the weights need.",
     ),
     "uniform heads": Text(
         "whether heads choose between tokens",
@@ -286,7 +259,6 @@ TEXTS: dict[str, Text] = {
         "Random or very small weights of queries and keys, as before training.",
         "Check that trained weights are loaded. If the model is trained, these heads can be "
         "replaced by a mean.",
-        ("head", "entropy of a head"),
     ),
     # any section
     "section": Text(
@@ -296,6 +268,10 @@ TEXTS: dict[str, Text] = {
     ),
 }
 """The words of all findings, by their names."""
+
+
+UNABLE = "The test stopped there, so nothing can be said about this."
+"""What it means if a test could not be tried."""
 
 
 def found(
@@ -321,10 +297,12 @@ def found(
     """
     text = TEXTS[name]
     wrong = status == "refuted" if amiss is None else amiss
+    meaning, cause, change = text.fine, "", ""
+    if status == "unable":
+        meaning = UNABLE
+    elif wrong:
+        meaning, cause, change = text.amiss, text.cause, text.change
     return Finding(
-        section, name, status, text.claim, said,
-        meaning=text.amiss if wrong else text.fine,
-        cause=text.cause if wrong else "",
-        change=text.change if wrong else "",
-        terms=text.terms, effect=effect, figure=figure,
+        section, name, status, text.claim, said, meaning, cause, change,
+        terms_in(text.claim, said, meaning, cause, change), effect, figure,
     )  # fmt: skip

@@ -70,8 +70,9 @@ def relations(case: Case) -> Section:
 def _findings(heads: list[Head], mean: dict[str, float], layers: int) -> list[Finding]:
     """What the heads relate, and whether some of them choose nothing."""
     said = (
-        f"{count(len(heads), 'head')} in {count(layers, 'attention layer')} have a mean entropy of "
-        f"{mean['entropy']:.2f}. Their weights are {share(mean['columns'])} away from a coupling"
+        f"{count(len(heads), 'head')} in {count(layers, 'attention layer')} have a mean entropy "
+        f"of {mean['entropy']:.2f}. Their weights are {share(mean['columns'])} away from a "
+        "coupling"
     )
     rank = (
         ""

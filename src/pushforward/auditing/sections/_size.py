@@ -86,7 +86,7 @@ def size(case: Case) -> Section:
 
 
 def _repeated(case: Case) -> tuple[list[tuple[int, float]], Baseline]:
-    """The change of outputs for each number of tokens of one context, and what it is compared with."""
+    """The change of outputs for each number of tokens of one context, and the baseline."""
     mu = case.context()
     baseline, changes = case.baseline(mu), []
     for k in COPIES:
@@ -101,7 +101,7 @@ def _length(changes: list[tuple[int, float]], baseline: Baseline) -> Finding:
     broken = [(n, d) for n, d in changes if d > baseline.tolerance]
     n, change = broken[-1] if broken else max(changes, key=lambda c: c[1])
     effect = baseline.share(change)
-    amount = "0" if change == 0 else f"{share(effect, up=not broken)} of their size"
+    amount = "exactly 0" if change == 0 else f"{share(effect, up=not broken)} of their size"
     said = f"Repeating one context up to {n} tokens changes the outputs by {amount}"
     if not broken and change > baseline.by_rounding:
         said += ", less than the tolerance that was given"
@@ -127,11 +127,14 @@ def _convergence(rate: float, error: float, visible: bool) -> Finding:
             "The spread is at the level of rounding already for small sets, so no rate was seen."
         )
     elif rate <= CONVERGES:
-        said = f"The spread of the outputs over contexts of m tokens falls like m to the power {power}."
+        said = f"The spread over contexts of m tokens falls like m to the power {power}."
     else:
         slow = True
         how = "settle slowly, if at all" if rate + 2 * error < 0 else "do not visibly settle"
-        said = f"The outputs {how}. Their spread over contexts of m tokens goes like m to the power {power}."
+        said = (
+            f"The outputs {how}. Their spread over contexts of m tokens goes like m to the power "
+            f"{power}."
+        )
     return found("size", "convergence", "measured", said, amiss=slow, figure=0)
 
 

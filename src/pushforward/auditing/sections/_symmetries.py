@@ -108,9 +108,8 @@ def symmetries(case: Case) -> Section:
         findings += _of_sequences(case, seen)
     findings += _special(case.reading)
     skipped = _skipped(case, seen)
-    tried = [name for name in seen.worst if name not in {check.name for check in skipped}]
-    if case.sequence:
-        tried = [name for name in tried if name not in OF_SETS]
+    left_out = {check.name for check in skipped} | set(OF_SETS if case.sequence else ())
+    tried = tuple(name for name in seen.worst if name not in left_out)
     numbers = {
         name: {
             "deviation": c.size, "tolerance": c.tolerance, "share": c.share, "allowed": c.allowed,
@@ -170,7 +169,7 @@ def _finding(case: Case, seen: Seen, name: str, change: Change) -> Finding | Non
 def _amount(part: float, up: bool = False) -> str:
     """A change of outputs in words."""
     if part == 0:
-        return "0"
+        return "exactly 0"
     return f"{share(part, up)} of their size" if math.isfinite(part) else "more than their size"
 
 
@@ -259,8 +258,8 @@ def _skipped(case: Case, seen: Seen) -> list[NotTried]:
         if case.padded is None:
             skipped.append(NotTried(
                 "padding", "The model has no argument that is understood as a mask.",
-                "Give `pf.auditing.Model(model, padded=...)`, a function of the tokens and of which "
-                "of them are real.",
+                "Give `pf.auditing.Model(model, padded=...)`, a function of the tokens and of "
+                "which of them are real.",
             ))  # fmt: skip
         skipped.append(NotTried(
             "weights", "The model takes lists of tokens, so a token of weight two can only be "

@@ -301,8 +301,8 @@ def _searched(known: Characterisation) -> str:
     if c is None:
         return "Nothing that was tried speaks against it."
     return (
-        f"A search for jumps at distances down to {number(c.smallest[0])} found none. The steepest "
-        f"slope is {number(c.slope)}."
+        f"A search for jumps at distances down to {number(c.smallest[0])} found none. The "
+        f"steepest slope is {number(c.slope)}."
     )
 
 
