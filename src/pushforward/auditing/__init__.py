@@ -1,6 +1,12 @@
 """Audits: what kind of map is a model on sets?"""
 
-from ._model import Model as Model
-from ._report import Audit as Audit
-from ._run import audit as audit
-from ._section import Section as Section
+from . import findings
+from ._model import Model
+from ._report import Audit
+from ._run import audit
+from ._section import Section
+from .findings import TERMS, Comparison, Finding, NotTried
+
+__all__ = [
+    "TERMS", "Audit", "Comparison", "Finding", "Model", "NotTried", "Section", "audit", "findings"
+]  # fmt: skip

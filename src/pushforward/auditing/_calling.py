@@ -25,6 +25,7 @@ from ..representation import (
 )
 from ..representation.boxes import as_tensor, near, output_name, why_unusable
 from ._case import QUERIES
+from ._class_token import WithClassToken
 from ._model import Model
 
 
@@ -68,7 +69,7 @@ def called(
     if isinstance(model.model, nn.Module) and model.model.training:
         hint = " (it is in training mode: call `model.eval()`)"
     buffers = _buffers(model.model)
-    box, how = as_box(model.model, mu, other, x, axes)
+    box, how = as_box(model.model, mu, other, x, axes, model.class_token)
     if isinstance(box, TokenBox):
         box.tokens = tokens
     for name, after in _buffers(model.model).items():
@@ -107,7 +108,12 @@ def _equal(before: Tensor, after: Tensor) -> bool:
 
 
 def as_box(
-    model: Any, mu: Measure, other: Measure, queries: Tensor | None, axes: Sequence[bool]
+    model: Any,
+    mu: Measure,
+    other: Measure,
+    queries: Tensor | None,
+    axes: Sequence[bool],
+    own_token: int | None = None,
 ) -> tuple[BlackBox, str]:
     """A model as a black box, by trying which calls it takes; and how it is called, in words.
 
@@ -117,17 +123,18 @@ def as_box(
         other: a context of one token more.
         queries: some queries, for a model of a context and queries.
         axes: whether to call it with an axis for sets, in the order to try.
+        own_token: where its class token is if it adds one, None if that is not known.
     """
     if getattr(model, "__func__", None) is InContextMap.push:
         model = model.__self__
     if isinstance(model, InContextMap):
-        return MapBox(model), "an in-context map, called with measures"
+        return MapBox(model), "An in-context map, called with measures."
     errors: dict[str, BlackBoxError] = {}
     for set_axis in axes:
         try:
             if queries is not None:
                 return _query_box(model, mu, queries, set_axis)
-            box, how = _token_box(model, mu, other, set_axis)
+            box, how = _token_box(model, mu, other, set_axis, own_token)
             box.independent = _independent(box, mu, other)
             return box, how + (_other_call_differs(box, mu, other) if len(axes) > 1 else "")
         except BlackBoxError as error:
@@ -152,14 +159,14 @@ def _measure_box(model: Callable[..., Any], mu: Measure) -> tuple[MapBox, str]:
     if isinstance(out, Measure):
         box = MapBox(model)
         box.push(mu)
-        return box, "a map between measures; images of tokens are recovered from its values"
+        return box, "A map between measures. Images of tokens are recovered from its values."
     if as_tensor(out).numel() != as_tensor(out).shape[-1]:
         raise BlackBoxError(f"it returned shape {tuple(out.shape)} for one measure")
     # One output F(mu) for all tokens is the in-context map G(mu, x) = F(mu).
     value = lambda nu: as_tensor(call_model(model, nu)).reshape(1, -1)
     box = MapBox(lambda nu: nu.moved(value(nu).expand(nu.n, -1)))
     box.model, box.pooled = model, True
-    return box, "called with a measure; one output for the whole set"
+    return box, "Called with a measure, with one output for the whole set."
 
 
 def _hint(model: Any, mu: Measure, errors: Sequence[BlackBoxError]) -> str:
@@ -176,9 +183,17 @@ def _hint(model: Any, mu: Measure, errors: Sequence[BlackBoxError]) -> str:
 
 
 def _token_box(
-    model: Callable[..., Any], mu: Measure, other: Measure, set_axis: bool
+    model: Callable[..., Any], mu: Measure, other: Measure, set_axis: bool, own_token: int | None
 ) -> tuple[TokenBox, str]:
-    """A model of tokens: called with two sizes, which show what the outputs' shape depends on."""
+    """A model of tokens: called with two sizes, which show what the outputs' shape depends on.
+
+    Args:
+        model: the model.
+        mu: a context.
+        other: a context of one token more.
+        set_axis: whether to call it with an axis for sets.
+        own_token: where its class token is if it adds one, None if that is not known.
+    """
     shapes, used = [], ""
     for context in (mu, other):
         given = context.atoms[None] if set_axis else context.atoms
@@ -192,12 +207,31 @@ def _token_box(
                 )
             out = out[0]
         shapes.append(tuple(out.shape))
-    how = f"called with tokens {'(1, n, d)' if set_axis else '(n, d)'}; "
+    how = f"Called with tokens {'(1, n, d)' if set_axis else '(n, d)'}, with one output for"
     first, second = shapes
     if first == second and (len(first) <= 1 or (len(first) == 2 and first[0] == 1)):
-        return TokenBox(model, set_axis, pooled=True), f"{how}one output for the whole set{used}"
+        return TokenBox(model, set_axis, pooled=True), f"{how} the whole set{used}."
+    how = f"{how} each token{used}."
+    if (first[:1], second[:1]) == ((mu.n + 1,), (other.n + 1,)) and len(first) <= 2:
+        last = own_token == -1 if own_token is not None else _adds_last(model, mu, set_axis)
+        if last is not None:
+            box = TokenBox(WithClassToken(model, None, last), set_axis)
+            return box, f"{how} It adds a class token, whose output is left out."
     _check_rows(first, second, mu.n, other.n)
-    return TokenBox(model, set_axis), f"{how}one output each{used}"
+    return TokenBox(model, set_axis), how
+
+
+def _adds_last(model: Callable[..., Any], mu: Measure, set_axis: bool) -> bool | None:
+    """Whether a model that returns a row more than it is given adds it last; None if unclear.
+
+    The row of a class token stays the same if the tokens are turned round.
+    """
+    outs = []
+    for atoms in (mu.atoms, mu.atoms.flip(0)):
+        out = as_tensor(call_model(model, (atoms[None] if set_axis else atoms).clone()))
+        outs.append(out[0] if set_axis else out)
+    first, last = near(outs[0][0], outs[1][0]), near(outs[0][-1], outs[1][-1])
+    return None if first == last else last
 
 
 def _check_rows(first: tuple[int, ...], second: tuple[int, ...], n: int, other_n: int) -> None:
@@ -214,7 +248,10 @@ def _check_rows(first: tuple[int, ...], second: tuple[int, ...], n: int, other_n
     if (first[0], second[0]) != (n, other_n):
         hint = ""
         if (first[0], second[0]) == (n + 1, other_n + 1):
-            hint = ". Perhaps it adds a class token. Remove it: `lambda x: model(x)[..., 1:, :]`"
+            hint = (
+                ". Perhaps it adds a class token: say where with `pf.auditing.Model(model, "
+                "class_token=0)`, or -1"
+            )
         raise BlackBoxError(
             f"it changes the number of tokens: {n} in, {first[0]} out; {other_n} in, "
             f"{second[0]} out{hint}"
@@ -232,7 +269,7 @@ def _query_box(
     box = QueryBox(model, set_axis)
     box.independent = near(box.outputs(mu, queries), box.alone(mu, queries))
     form = "(1, n, d) and (1, m, q)" if set_axis else "(n, d) and (m, q)"
-    return box, f"called with a context and queries, {form}"
+    return box, f"Called with a context and queries, {form}."
 
 
 def _independent(box: TokenBox, mu: Measure, other: Measure) -> bool:
@@ -254,7 +291,7 @@ def _other_call_differs(box: TokenBox, mu: Measure, other: Measure) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            second, _ = _token_box(box.model, mu, other, not box.set_axis)
+            second, _ = _token_box(box.model, mu, other, not box.set_axis, None)
             a, b = box.call(mu.atoms), second.call(mu.atoms)
     except BlackBoxError:
         return ""
@@ -262,6 +299,6 @@ def _other_call_differs(box: TokenBox, mu: Measure, other: Measure) -> str:
         return ""
     form = "(n, d)" if box.set_axis else "(1, n, d)"
     return (
-        f". It also accepts tokens {form} but then gives other outputs. Say which is right: "
+        f" It also accepts tokens {form} but then gives other outputs. Say which is right: "
         "`pf.auditing.Model(model, batched=True)` or `False`."
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from ..distances import wasserstein
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, Population
 from ..representation.boxes import outputs_at
-from ._model import Padded
+from ._model import Mode, Padded
 
 QUERIES = 4
 """The number of queries where a few will do."""
@@ -28,6 +29,27 @@ ROUNDING_FACTOR = 50
 Encoders of 24 layers reach 1.3."""
 
 
+INCONCLUSIVE = 0.05
+"""If rounding may exceed this share of the size of the outputs, a test is inconclusive."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model reads its tokens.
+
+    Args:
+        mode: as a set or as a sequence.
+        seen: whether that was seen from its outputs, and not said by the user.
+        special: 0 or -1 if the first or the last token has a role of its own, None if none has.
+        effect: how far outputs move if tokens are shuffled, as a share of their size.
+    """
+
+    mode: Mode
+    seen: bool = False
+    special: int | None = None
+    effect: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """A model, the contexts to call it with, and how large they may be.
@@ -40,6 +62,8 @@ class Case:
         padded: the model on tokens some of which are padding, None if there is none.
         generator: the source of all random draws.
         tick: reports progress.
+        reading: how the model reads its tokens.
+        tolerated: a change up to this share of the size of the outputs counts as none.
     """
 
     box: BlackBox
@@ -49,6 +73,13 @@ class Case:
     padded: Padded | None
     generator: torch.Generator
     tick: Callable[[], None]
+    reading: Reading = field(default_factory=lambda: Reading("set"))
+    tolerated: float = 0.0
+
+    @property
+    def sequence(self) -> bool:
+        """Whether it is audited as a model of sequences."""
+        return self.reading.mode == "sequence"
 
     @property
     def between_measures(self) -> bool:
@@ -76,7 +107,7 @@ class Case:
         if x is not None:
             order = torch.randperm(len(x), generator=self.generator)
             x = x[order[:QUERIES].to(x.device)]
-        return Baseline.measure(self.box, mu, x, self.generator)
+        return replace(Baseline.measure(self.box, mu, x, self.generator), given=self.tolerated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +119,9 @@ class Baseline:
         queries: the queries, None for the tokens of the context.
         out: the outputs.
         rounding: how far outputs move when every coordinate changes by one rounding unit.
-        spread: the largest deviation of an output from their mean.
+        spread: the size of the outputs: the largest deviation of an entry from the mean output,
+            or the largest entry if there is one output.
+        given: a change up to this share of the spread counts as none.
     """
 
     box: BlackBox
@@ -96,16 +129,28 @@ class Baseline:
     out: Tensor | Measure
     rounding: float
     spread: float
+    given: float = 0.0
+
+    @property
+    def by_rounding(self) -> float:
+        """The largest change of outputs that rounding may explain."""
+        return ROUNDING_FACTOR * self.rounding
 
     @property
     def tolerance(self) -> float:
         """The largest change of outputs that counts as none."""
-        return ROUNDING_FACTOR * self.rounding
+        return max(self.by_rounding, self.given * self.spread)
 
     @property
-    def relative_tolerance(self) -> float:
-        """The tolerance as a share of the spread of outputs."""
-        return self.tolerance / self.spread if self.spread > 0 else 0.0
+    def inconclusive(self) -> bool:
+        """Whether rounding may hide what is looked for."""
+        return self.spread > 0 and self.by_rounding > INCONCLUSIVE * self.spread
+
+    def share(self, change: float) -> float:
+        """A change of outputs as a share of their size."""
+        if change == 0:
+            return 0.0
+        return change / self.spread if self.spread > 0 else math.inf
 
     @classmethod
     def measure(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, TokenBox
 from ..representation.boxes import near
+from ._class_token import WithClassToken
 from ._model import Model, Padded
 
 MASKS = (
@@ -41,6 +42,9 @@ def padded_call(model: Model, box: BlackBox, mu: Measure) -> tuple[Padded | None
         mu: a context, to try masks on.
     """
     if model.padded is not None:
+        wrapper = box.model if isinstance(box, TokenBox) else None
+        if isinstance(wrapper, WithClassToken):
+            return wrapper.padded(model.padded), ""
         return model.padded, ""
     if not isinstance(box, TokenBox):
         return None, ""
@@ -51,9 +55,9 @@ def padded_call(model: Model, box: BlackBox, mu: Measure) -> tuple[Padded | None
             # A mask that is ignored fits every form: its name says what it is meant to be.
             form = fitting[0] if "padding" in name or len(fitting) == 1 else fitting[-1]
             call = _masked(box, name, FORMS[form])
-            return call, f"padding is given as `{name}`, {form}"
+            return call, f" Padding is given as `{name}`, {form}."
     if names:
-        return None, f"its argument `{names[0]}` is not understood"
+        return None, f" Its argument `{names[0]}` is not understood."
     return None, ""
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from .._tools.checks import check_callable, check_flags, check_kind
+from .._tools.checks import check_callable, check_flags, check_kind, check_range
 
 Padded = Callable[..., Tensor]
 """A model on tokens some of which are padding: `padded(tokens, real)` with shapes `(n, d)` and
 `(n,)`, or `padded(context, real, queries)` for a model of a context and queries."""
+
+
+Mode = Literal["set", "sequence"]
+"""What a model takes its tokens for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +33,21 @@ class Model:
         padded: `padded(tokens, real)`, the model on tokens `(n, d)` some of which are padding,
             `real` `(n,)` being False for those; `padded(context, real, queries)` for a model of a
             context and queries. PyTorch's encoders need none.
+        mode: `"set"` if the order of tokens must not matter, `"sequence"` if it may. Default: a
+            set, unless the outputs change by a tenth of their size or more if tokens are shuffled.
+        class_token: 0 or -1 if the first or the last token has a role of its own. If the model
+            does not add this token itself, it is taken from the first set of the data. Default:
+            no token is special, unless that is what the outputs show.
+        tolerance: a change of the outputs up to this share of their size counts as none, even if
+            rounding cannot explain it.
 
     Examples:
         >>> mean = pf.auditing.Model(lambda x: x + x.mean(0), name="mean", batched=False)
         >>> pf.audit(mean, torch.randn(50, 4), sections=["symmetries"]).model
         'mean'
+        >>> running = pf.auditing.Model(lambda x: x.cumsum(-2), mode="sequence")
+        >>> pf.audit(running, torch.randn(50, 4), sections=["symmetries"]).exit_code
+        0
     """
 
     model: Any
@@ -41,6 +55,9 @@ class Model:
     name: str | None = None
     batched: bool | None = None
     padded: Padded | None = None
+    mode: Mode | None = None
+    class_token: int | None = None
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         check_callable("model", self.model, "a module, a function or an in-context map")
@@ -50,6 +67,14 @@ class Model:
             check_flags(batched=self.batched)
         if self.padded is not None:
             check_callable("padded", self.padded, "a function, `padded(tokens, real)`")
+        if self.mode not in (None, "set", "sequence"):
+            raise ValueError(f'`mode` must be "set", "sequence" or None, got {self.mode!r}.')
+        if self.class_token not in (None, 0, -1) or isinstance(self.class_token, (bool, float)):
+            raise ValueError(
+                "`class_token` must be 0 (the first token), -1 (the last) or None, got "
+                f"{self.class_token!r}."
+            )
+        check_range("tolerance", self.tolerance, 0.0, 1.0)
 
     @property
     def title(self) -> str:

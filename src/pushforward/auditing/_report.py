@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from .._tools.checks import check_kind, check_path
 from .._tools.output import atomic_file
+from ._model import Mode
 from ._page import page
-from ._section import Section, Status, json_data
+from ._section import Section, count
+from .findings import (
+    SCHEMA,
+    TERMS,
+    Comparison,
+    Finding,
+    NotTried,
+    compared,
+    sort_findings,
+)
+
+WIDTH = 96
+"""The most characters of a line of the text."""
+
+
+def _version() -> str:
+    """The version of this library, "unknown" where it is not installed."""
+    try:
+        return version("pushforward")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,17 +45,22 @@ class Audit:
 
     Args:
         model: the name of the model.
-        how: how it was called.
+        how: how it was called, in sentences.
         data: what it was called with, in words.
         seed: the seed of all random draws.
         sections: the results.
         problem: why the model could not be audited, None if it could.
         required: sections and checks that must have been tried.
+        mode: whether it was audited as a model of sets or of sequences.
+        version: of this library.
+        date: the day of the audit.
 
     Examples:
         >>> report = pf.audit(torch.tanh, torch.randn(50, 4), sections=["symmetries"])
-        >>> report["symmetries"].status
-        'good'
+        >>> report["symmetries"].status, report.headline
+        ('open', 'Nothing was refuted in 3 tests.')
+        >>> report.findings[0].claim
+        'that the order of the tokens does not matter'
     """
 
     model: str
@@ -42,35 +70,53 @@ class Audit:
     sections: tuple[Section, ...] = ()
     problem: str | None = None
     required: tuple[str, ...] = ()
+    mode: Mode = "set"
+    version: str = field(default_factory=_version)
+    date: str = field(default_factory=lambda: str(date.today()))
 
     @property
-    def not_tried(self) -> dict[str, str]:
-        """Checks that would apply but were not made, each with the reason."""
-        return {name: why for s in self.sections for name, why in s.not_tried.items()}
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, the most urgent first."""
+        return sort_findings(f for section in self.sections for f in section.findings)
+
+    @property
+    def not_tried(self) -> tuple[NotTried, ...]:
+        """Checks that were not made, each with the reason and what would make them."""
+        return tuple(check for section in self.sections for check in section.not_tried)
 
     @property
     def missing(self) -> list[str]:
         """What is required and was not tried."""
-        done = {s.name for s in self.sections if s.status not in ("absent", "failed")}
+        done = {s.name for s in self.sections if s.status not in ("untried", "unable")}
         done |= {name for s in self.sections for name in s.tried}
         return [name for name in self.required if name not in done]
 
     @property
-    def verdict(self) -> str:
-        """The result of all sections in a sentence."""
+    def terms(self) -> dict[str, str]:
+        """The technical terms of the findings and what they mean."""
+        return {name: TERMS[name] for name in TERMS if any(name in f.terms for f in self.findings)}
+
+    @property
+    def headline(self) -> str:
+        """The two largest findings, in a sentence each."""
         if self.problem is not None:
-            return f"could not be audited: {self.problem}"
-        refuted = [f"{s.name}: {s.verdict}" for s in self.sections if s.status == "bad"]
-        parts = refuted or ["nothing refuted"]
+            return f"It could not be audited: {self.problem}."
+        refuted = [f.said for f in self.findings if f.status == "refuted"]
+        parts = refuted[:2]
+        if not refuted:
+            tests = sum(f.status in ("open", "holds") for f in self.findings)
+            tried = f" in {count(tests, 'test')}" if tests else ""
+            notes = [f.said for f in self.findings if f.notable]
+            parts = [f"Nothing was refuted{tried}.", *notes[:1]]
         if self.missing:
-            parts.append(f"required but not tried: {', '.join(self.missing)}")
-        skipped = [name for name in self.not_tried if name not in self.missing]
-        if skipped:
-            parts.append(f"not tried: {', '.join(skipped)}")
-        for status, text in (("failed", "could not be tested"), ("noted", "noteworthy")):
-            names = [s.name for s in self.sections if s.status == status]
-            parts += [f"{text}: {', '.join(names)}"] if names else []
-        return "; ".join(parts)
+            parts.append(f"Required but not tried: {', '.join(self.missing)}.")
+        return " ".join(parts)
+
+    @property
+    def verdict(self) -> str:
+        """The headline, and a line for each finding and for each check that was not tried."""
+        skipped = [f"Not tried: {check.name}. {check.why}" for check in self.not_tried]
+        return "\n".join([self.headline, *(f.line for f in self.findings), *skipped])
 
     @property
     def exit_code(self) -> int:
@@ -80,9 +126,13 @@ class Audit:
         something could not be tried. (2 is a wrong use of the command, 130 an interruption.)
         """
         statuses = {s.status for s in self.sections}
-        if "bad" in statuses or (self.missing and self.problem is None):
+        if "refuted" in statuses or (self.missing and self.problem is None):
             return 1
-        return 3 if self.problem is not None or "failed" in statuses else 0
+        return 3 if self.problem is not None or self._unable else 0
+
+    @property
+    def _unable(self) -> bool:
+        return any(f.status == "unable" for f in self.findings)
 
     def __getitem__(self, name: str) -> Section:
         """The section of this name."""
@@ -94,24 +144,46 @@ class Audit:
         raise KeyError(f"There is no section {name!r}; there are: {known}.")
 
     def __str__(self) -> str:
-        head = [f"Audit of {self.model}", f"  {self.how}", f"  {self.data}, seed {self.seed}"]
-        return "\n".join([*head, f"  {self.verdict}", "", *map(str, self.sections)]).rstrip()
+        return "\n".join(_text(self)).rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data that JSON can hold, figures too."""
+        return {
+            "schema": SCHEMA, "model": self.model, "how": self.how, "data": self.data,
+            "mode": self.mode, "seed": self.seed, "version": self.version, "date": self.date,
+            "headline": self.headline, "exit_code": self.exit_code,
+            "required": list(self.required),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "terms": self.terms,
+            "not_tried": [check.to_dict() for check in self.not_tried],
+            "sections": [section.to_dict() for section in self.sections],
+        }  # fmt: skip
 
     def to_json(self) -> str:
-        """All numbers, as JSON."""
-        return json.dumps(
-            {
-                "model": self.model, "how": self.how, "data": self.data, "seed": self.seed,
-                "verdict": self.verdict, "exit_code": self.exit_code,
-                "required": list(self.required), "not_tried": self.not_tried,
-                "sections": [s.to_dict() for s in self.sections],
-            },
-            indent=2, allow_nan=False,
-        )  # fmt: skip
+        """Everything as JSON."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def compare(self, old: Mapping[str, Any]) -> Comparison:
+        """What has changed since an older audit.
+
+        Args:
+            old: the older audit as data, what `json.loads` makes of a file that `save` wrote. It
+                is checked, and nothing in it is run.
+
+        Examples:
+            >>> data = torch.randn(50, 4)
+            >>> before = pf.audit(torch.tanh, data, sections=["symmetries"])
+            >>> ordered = pf.auditing.Model(lambda x: x + x[:1], mode="set")
+            >>> after = pf.audit(ordered, data, sections=["symmetries"])
+            >>> comparison = after.compare(before.to_dict())
+            >>> comparison.worse[0].claim, comparison.exit_code
+            ('that the order of the tokens does not matter', 1)
+        """
+        return compared(self.to_dict(), old)
 
     def to_html(self) -> str:
         """One HTML page with all figures inside, readable without a network."""
-        return page(_record(self))
+        return page(self.to_dict())
 
     def save(self, file: str | os.PathLike) -> Path:
         """Write a page (`.html`), the numbers (`.json`) or the text (`.txt`).
@@ -131,29 +203,48 @@ class Audit:
         return file
 
 
-WORD: dict[Status, str] = {
-    "good": "open", "noted": "measured", "bad": "refuted", "absent": "untried", "failed": "unable",
-}  # fmt: skip
-"""The words of a page for those of a section."""
+def _text(audit: Audit) -> Iterator[str]:
+    """The lines of the report as text."""
+    yield f"Audit of {audit.model}"
+    yield f"pushforward {audit.version}, {audit.date}, seed {audit.seed}"
+    yield from _wrapped(f"{audit.how} Data: {audit.data}.")
+    yield ""
+    yield from _wrapped(audit.headline)
+    if audit.findings:
+        yield from ("", "Findings")
+        for finding in audit.findings:
+            yield from _finding(finding)
+    if audit.not_tried:
+        yield from ("", "Not tried")
+        for check in audit.not_tried:
+            yield from _wrapped(f"{check.name}: {check.why} {check.how}".rstrip(), 2, 4)
+    if audit.sections:
+        yield from ("", "Numbers")
+        for section in audit.sections:
+            first, *lines = str(section).splitlines()
+            yield from _wrapped(first, 2, 4)
+            yield from lines
+    if audit.terms:
+        yield from ("", "Terms")
+        for name, meaning in audit.terms.items():
+            yield from _wrapped(f"{name}: {meaning}", 2, 4)
 
 
-def _record(audit: Audit) -> dict[str, Any]:
-    """An audit as its page shows it: one finding for each section."""
-    sections = [
-        {"name": s.name, "title": s.name.capitalize(), "status": WORD[s.status], "said": s.verdict,
-         "lines": list(s.lines), "numbers": json_data(s.numbers), "seed": s.seed,
-         "figures": [figure.to_dict() for figure in s.figures()]}
-        for s in audit.sections
-    ]  # fmt: skip
-    findings = [
-        {"section": s["name"], "status": s["status"], "claim": "", "said": s["said"],
-         "meaning": "", "cause": "", "change": "", "terms": [], "effect": None, "figure": None}
-        for s in sections
-    ]  # fmt: skip
-    return {
-        "model": audit.model, "how": audit.how, "data": audit.data, "mode": "",
-        "seed": audit.seed, "version": version("pushforward"), "date": str(date.today()),
-        "headline": audit.verdict, "exit_code": audit.exit_code, "findings": findings,
-        "terms": {}, "sections": sections,
-        "not_tried": [{"name": n, "why": why, "how": ""} for n, why in audit.not_tried.items()],
-    }  # fmt: skip
+def _finding(finding: Finding) -> Iterator[str]:
+    """The lines of a finding: one if all is as it should be, else with meaning and advice."""
+    yield from _wrapped(finding.line, 2, 4)
+    if finding.notable:
+        parts = {
+            "Meaning": finding.meaning, "Likely cause": finding.cause,
+            "What to change": finding.change,
+        }  # fmt: skip
+        for name, text in parts.items():
+            if text:
+                yield from _wrapped(f"{name}: {text}", 6, 8)
+
+
+def _wrapped(text: str, indent: int = 0, further: int = 0) -> list[str]:
+    return wrap(
+        text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * further,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

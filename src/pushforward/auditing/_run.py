@@ -17,9 +17,11 @@ from ..representation import BlackBoxError, NotRecovered, Population
 from ._calling import buffers_restored, called
 from ._case import Case
 from ._masks import padded_call
+from ._mode import prepared, reading
 from ._model import Model
 from ._report import Audit
-from ._section import Section, Status, count
+from ._section import Section, count
+from .findings import found as a_finding
 from .sections import CHECKS, depth, relations, sensitivity, size, symmetries, theorem
 
 RUN: dict[str, Callable[[Case], Section]] = {
@@ -84,8 +86,8 @@ def audit(
     Examples:
         >>> layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
         >>> report = pf.audit(layer, torch.randn(50, 4), sections=["symmetries"])
-        >>> report.verdict, report.exit_code
-        ('nothing refuted', 0)
+        >>> report.headline, report.exit_code
+        ('Nothing was refuted in 4 tests.', 0)
     """
     check_sizes(tokens=tokens)
     if tokens < LEAST_TOKENS:
@@ -118,34 +120,45 @@ def audit(
         if found.problem is not None:
             return Audit(model.title, how, described, seed, (), found.problem, required)
         with torch.no_grad():
+            read = reading(model, box, population, queries)
+            box, population, done = prepared(box, population, read)
             mu = population.context(LEAST_TOKENS // 4, torch.Generator().manual_seed(seed))
             padded, mask = padded_call(model, box, mu)
-        how = f"{how}; {mask}" if mask else how
+        how = f"{how}{mask}{done}"
+        base = Case(
+            box, population, queries, tokens, padded, torch.Generator(), lambda: None,
+            read, model.tolerance,
+        )  # fmt: skip
         results = []
         for k, name in enumerate(names):
             # Each section has a generator of its own, so that leaving others out changes nothing.
             generator = torch.Generator().manual_seed(seed + 1000 * SECTIONS.index(name))
             tick = ticker(show, TICKS * k, TICKS - 1)
-            case = Case(box, population, queries, tokens, padded, generator, tick)
-            results.append(_run_section(name, case))
+            results.append(_run_section(name, replace(base, generator=generator, tick=tick)))
             show(TICKS * (k + 1))
-    return Audit(model.title, how, described, seed, tuple(results), required=required)
+    found_all = tuple(results)
+    return Audit(model.title, how, described, seed, found_all, None, required, read.mode)
 
 
 def _run_section(name: str, case: Case) -> Section:
     """One section; an error inside it becomes its verdict."""
     seed = case.generator.initial_seed()
-    status: Status = "failed"
     try:
         with torch.no_grad():
             return replace(RUN[name](case), seed=seed)
-    except NotRecovered as error:
-        reason, status = str(error), "absent"  # the section on the theorem reports it
+    except NotRecovered as error:  # the section on the theorem reports it
+        return replace(Section.untried(name, _sentence(str(error))), seed=seed)
     except BlackBoxError as error:
         reason = str(error)
     except Exception as error:  # the model's own code runs here, which may raise anything
         reason = f"{type(error).__name__}: {error}"
-    return Section(name, status, f"could not be tested: {reason}", seed=seed)
+    said = f"The section could not be tried: {reason.rstrip('.')}."
+    return Section(name, said, [a_finding(name, "section", "unable", said)], seed=seed)
+
+
+def _sentence(text: str) -> str:
+    """A text with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _names(argument: str, given: Sequence[str]) -> list[str]:
@@ -207,11 +220,11 @@ def _checked_queries(
 
 def _described(population: Population) -> str:
     """Number and size of the sets of a population, in words."""
-    sets, dim = population.sets, population.dim
+    sets, each = population.sets, count(population.dim, "number")
     if not sets:
-        return f"a law on R^{dim}"
+        return f"a law of tokens of {each}"
     if len(sets) == 1:
-        return f"{count(sets[0].n, 'token')} in R^{dim}"
+        return f"{count(sets[0].n, 'token')} of {each}"
     sizes = sorted({mu.n for mu in sets})
     span = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    return f"{len(sets)} sets of {span} tokens in R^{dim}"
+    return f"{len(sets)} sets of {span} tokens of {each}"

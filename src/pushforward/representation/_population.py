@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ class Population:
         self.sets: list[Measure] = []
         self.batched = False
         """Whether the sets came as a tensor of three axes."""
+        self.ordered = False
+        """Whether contexts are tokens that follow each other, in their order."""
         if callable(data) and not isinstance(data, Measure):
             self.law = data
         else:
@@ -73,11 +76,22 @@ class Population:
         return max(FEWEST_TOKENS, min(DEFAULT_TOKENS, smallest // 2))
 
     def context(self, n: int, generator: torch.Generator) -> Measure:
-        """A context of `n` different tokens, or of all there are if a set has fewer."""
+        """A context of `n` different tokens, or of all there are if a set has fewer.
+
+        If the population is `ordered`, they are `n` tokens in a row, which may be equal.
+
+        Args:
+            n: the number of tokens.
+            generator: the source of the random draw.
+        """
         _check_draw("n", n, generator)
         if self.law is not None:
             return self.draw(n, generator)
-        mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))].merge()
+        mu = self.sets[int(torch.randint(len(self.sets), (), generator=generator))]
+        if self.ordered:
+            start = int(torch.randint(max(1, mu.n - n + 1), (), generator=generator))
+            return Measure(mu.atoms[start : start + n])
+        mu = mu.merge()
         if mu.n < FEWEST_TOKENS:
             return mu.sample(FEWEST_TOKENS, generator=generator)
         n = min(n, mu.n)
@@ -106,12 +120,55 @@ class Population:
 
     def largest_set(self) -> Population:
         """The population of the largest set alone, for contexts of all sizes from one law."""
-        return self if len(self.sets) < 2 else Population(max(self.sets, key=lambda mu: mu.n))
+        if len(self.sets) < 2:
+            return self
+        return self._with(sets=[max(self.sets, key=lambda mu: mu.n)])
+
+    def in_order(self) -> Population:
+        """The same sets as sequences: contexts are tokens that follow each other."""
+        return self._with(ordered=True)
+
+    def without_token(self, index: int) -> tuple[Tensor, Population]:
+        """The first or the last token of the first set, and the population without it.
+
+        Args:
+            index: 0 for the first token of every set, -1 for the last.
+
+        Examples:
+            >>> population = pf.representation.Population(torch.tensor([[9.0], [1.0], [2.0]]))
+            >>> token, others = population.without_token(0)
+            >>> token, others.sets[0].n
+            (tensor([9.]), 2)
+        """
+        if index not in (0, -1):
+            raise ValueError(f"`index` must be 0 (the first token) or -1 (the last), got {index}.")
+        law, kept = self.law, slice(1, None) if index == 0 else slice(None, -1)
+        if law is not None:
+            token = self.draw(2, torch.Generator().manual_seed(0)).atoms[index]
+            shorter: TokenLaw = lambda n, generator: _cut(
+                _as_measure(law(n + 1, generator), self._dtype), kept
+            )
+            return token, self._with(law=shorter)
+        sets = [_cut(mu, kept) for mu in self.sets if mu.n > 1]
+        _check_sizes(sets)
+        return self.sets[0].atoms[index], self._with(sets=sets)
+
+    def _with(self, **changes: Any) -> Population:
+        """A copy with other attributes."""
+        other = copy(self)
+        vars(other).update(changes)
+        return other
 
     def points(self, m: int, generator: torch.Generator) -> Tensor:
         """Independent points, `(m, d)`."""
         _check_draw("m", m, generator)
         return self.draw(m, generator).atoms
+
+
+def _cut(mu: Measure, kept: slice) -> Measure:
+    """Some of the tokens in a row."""
+    times = None if mu.times is None else mu.times[kept]
+    return Measure.unchecked(mu.atoms[kept], mu.log_weights[kept], times).normalise()
 
 
 def _check_draw(name: str, count: int, generator: torch.Generator) -> None:

@@ -4,10 +4,10 @@ from ._depth import depth
 from ._relations import relations
 from ._sensitivity import sensitivity
 from ._size import size
-from ._symmetries import BROKEN, symmetries
+from ._symmetries import SAID, symmetries
 from ._theorem import CONTINUITY, theorem
 
-CHECKS = (*BROKEN, CONTINUITY)
+CHECKS = (*SAID, CONTINUITY)
 """Checks inside a section that can be required by name."""
 
 __all__ = ["CHECKS", "depth", "relations", "sensitivity", "size", "symmetries", "theorem"]

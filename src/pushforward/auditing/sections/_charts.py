@@ -90,15 +90,14 @@ def spread_figure(sizes: Sequence[int], spreads: Sequence[float], contexts: int)
     )  # fmt: skip
 
 
-def length_figure(changes: Pairs, scale: float, tolerance: float) -> Figure:
+def length_figure(changes: Pairs, tolerance: float) -> Figure:
     """How far outputs move if one context is repeated.
 
     Args:
-        changes: pairs of a number of tokens and a change.
-        scale: the size of the outputs.
-        tolerance: changes up to this count as none.
+        changes: pairs of a number of tokens and a change, as a share of the size of the outputs.
+        tolerance: changes up to this share count as none.
     """
-    sizes, shares = [n for n, _ in changes], [c / scale if scale > 0 else 0.0 for _, c in changes]
+    sizes, shares = [n for n, _ in changes], [c for _, c in changes]
     refuted = any(c > tolerance for _, c in changes)
     curve = series("change", sizes, shares, "refuted" if refuted else "line")
     return Figure(

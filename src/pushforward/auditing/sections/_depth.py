@@ -20,7 +20,8 @@ from ...measures import Measure
 from ...representation import BlackBoxError
 from .._case import Case
 from .._inside import layers
-from .._section import Section, Status, count
+from .._section import Section, count
+from ..findings import Finding, found, number
 from ._charts import cosine_figure, paths_figure, rank_figure
 
 TOKENS = 61
@@ -28,6 +29,9 @@ TOKENS = 61
 
 CLUSTER_STEP = 0.05
 """Directions joined by a chain of steps of this length are one cluster."""
+
+PATHS = 40
+"""The most tokens whose paths are drawn."""
 
 Numbers = dict[str, float]
 
@@ -38,10 +42,10 @@ def depth(case: Case) -> Section:
     mu = case.context(min(TOKENS, case.tokens - 2))
     clouds = layers(case.box, mu, case.queries)
     if len(clouds) < 2:
-        reason = "no repeated layers were found in it"
+        how = ""
         if not isinstance(case.box.model, nn.Module):
-            reason += "; give the module itself, not a function around it"
-        return Section("depth", "absent", reason)
+            how = "Give the module itself, not a function around it."
+        return Section.untried("depth", "No repeated layers were found in the model.", how)
     if not all(bool(x.isfinite().all()) for x in clouds):
         raise BlackBoxError("one of its layers returns NaN or infinity")
     table = [cloud_numbers(x.double()) for x in clouds]
@@ -49,7 +53,7 @@ def depth(case: Case) -> Section:
         float((b - a).norm() / a.norm()) if a.shape == b.shape and float(a.norm()) else math.nan
         for a, b in zip(clouds, clouds[1:], strict=False)
     ]
-    status, verdict = _verdict(table[0], table[-1], len(clouds) - 1)
+    finding = _finding(table[0], table[-1], len(clouds) - 1)
     lines = [
         f"{f'after layer {k}' if k else 'before'}: mean cosine {row['cosine']:.3f}, effective "
         f"rank {row['rank']:.1f}, {row['clusters']} clusters, energy {row['energy']:.3f}"
@@ -61,7 +65,7 @@ def depth(case: Case) -> Section:
         cosine_figure(columns["cosine"]), rank_figure(columns["rank"], min(clouds[-1].shape)),
         paths_figure(clouds),
     ]  # fmt: skip
-    return Section("depth", status, verdict, lines, numbers, plots)
+    return Section("depth", finding.said, [finding], lines, numbers, plots)
 
 
 def cloud_numbers(x: Float[Tensor, "n d"]) -> Numbers:
@@ -82,11 +86,14 @@ def cloud_numbers(x: Float[Tensor, "n d"]) -> Numbers:
     }
 
 
-def _verdict(first: Numbers, last: Numbers, depth: int) -> tuple[Status, str]:
-    cosine = f"mean cosine from {first['cosine']:.2f} to {last['cosine']:.2f}"
-    rank = f"effective rank from {first['rank']:.1f} to {last['rank']:.1f}"
-    numbers = f"{cosine}, {rank}, clusters from {first['clusters']} to {last['clusters']}"
+def _finding(first: Numbers, last: Numbers, depth: int) -> Finding:
     alike = last["cosine"] > 0.9 and last["cosine"] > first["cosine"] + 0.1
-    if alike or last["rank"] < 0.5 * first["rank"]:
-        return "noted", f"tokens become alike over {count(depth, 'layer')}: {numbers}"
-    return "good", f"tokens stay distinct over {count(depth, 'layer')}: {numbers}"
+    alike = alike or last["rank"] < 0.5 * first["rank"]
+    said = (
+        f"Over {count(depth, 'layer')} the mean cosine of two tokens goes from "
+        f"{first['cosine']:.2f} to {last['cosine']:.2f}, and the effective rank from "
+        f"{number(first['rank'])} to {number(last['rank'])}."
+    )
+    if last["clusters"] < first["clusters"]:
+        said += f" {first['clusters']} different directions become {last['clusters']}."
+    return found("depth", "layers", "measured", said, amiss=alike, figure=0)

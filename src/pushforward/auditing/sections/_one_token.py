@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...measures import Measure
 from .._case import Case
+from ..findings import Finding, Status, found, number, share as share_of
 
 SMALLEST = 8
 """Tokens of the smallest context."""
@@ -51,31 +52,44 @@ class OneToken:
         exponent: the exponent of this effect in the number of tokens, over the last factor of
             four; NaN if there is no effect.
         share: the share of effects that do not fall over the last factor of four.
+        spread: how far outputs are from their mean, at most.
     """
 
     sizes: list[int]
     effects: list[float]
     exponent: float
     share: float
+    spread: float
+
+    @property
+    def part(self) -> float:
+        """The effect of one token in the largest context, as a share of the size of outputs."""
+        return self.effects[-1] / self.spread if self.spread > 0 else 0.0
 
     @property
     def stays(self) -> bool:
         """Whether the effect of one token does not fall."""
         return self.share >= MOST
 
-    def __str__(self) -> str:
-        n, effect = self.sizes[-1], self.effects[-1]
+    def finding(self) -> Finding:
+        """In words."""
+        n = self.sizes[-1]
+        by = f"moves the output by {share_of(self.part)} of its size"
         if self.stays:
-            return (
-                f"one token of n moves the output by {effect:.2g}, not falling up to n = {n}: max "
-                f"pooling, or attention sharper than log {n} = {math.log(n):.1f}"
+            said = (
+                f"One token of {n} {by}, and this does not fall as sets grow to {n} tokens. It is "
+                f"max pooling, or attention whose scores differ by more than log {n} = "
+                f"{math.log(n):.1f}."
             )
-        if math.isnan(self.exponent):
-            return f"one token of {n} has no effect that could be measured"
-        return (
-            f"one token of {n} moves the output by {effect:.2g} at most, and this goes as "
-            f"n^{self.exponent:.2f}"
-        )
+        elif math.isnan(self.exponent):
+            said = f"One token of {n} has no effect that could be measured."
+        else:
+            said = (
+                f"One token of {n} {by} at most, and this goes like n to the power "
+                f"{number(self.exponent)}."
+            )
+        status: Status = "refuted" if self.stays else "open"
+        return found("sensitivity", "one token", status, said, effect=self.part, figure=1)
 
 
 def one_token(case: Case, points: Tensor, rounding: float) -> OneToken | None:
@@ -110,18 +124,19 @@ def one_token(case: Case, points: Tensor, rounding: float) -> OneToken | None:
     outputs = torch.stack(
         [case.box.answer(Measure(tokens[:SMALLEST]), points) for tokens in lists]
     )
-    floor = max(10 * rounding, LEAST * float((outputs - outputs.mean((0, 1))).norm(dim=-1).max()))
+    spread = float((outputs - outputs.mean((0, 1))).norm(dim=-1).max())
+    floor = max(10 * rounding, LEAST * spread)
     largest = int(late.amax(1).argmax())
     point = int(late[largest].argmax())
     along = [float(effects(n, replaced[largest : largest + 1])[0, point]) for n in sizes]
     seen = early > floor
     if not bool(seen.any()):
-        return OneToken(sizes, along, math.nan, 0.0)
+        return OneToken(sizes, along, math.nan, 0.0, spread)
     share = float((late >= STAYS * early)[seen].double().mean())
     exponent = math.nan
     if along[-1] > 0 and along[-3] > 0:
         exponent = math.log(along[-1] / along[-3]) / math.log(sizes[-1] / sizes[-3])
-    return OneToken(sizes, along, exponent, share)
+    return OneToken(sizes, along, exponent, share, spread)
 
 
 def _tokens(case: Case, n: int) -> Tensor:

@@ -16,14 +16,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...approximation import conditional_rank
+from ...pictures import Chart
 from .._case import Case, selected
 from .._inside import attention
-from .._section import Section, Status, count
+from .._section import Section, count
+from ..findings import Finding, found, number, share
 from ._charts import attention_figure, head_figures
 from ._depth import TOKENS
 
 QUERIES = 40
 """The most queries whose attention is measured."""
+
+SHOWN = 48
+"""The most heads whose matrices are drawn."""
 
 UNIFORM = 0.99
 """Heads whose entropy is above this share of its maximum attend to all tokens alike."""
@@ -31,8 +36,13 @@ UNIFORM = 0.99
 SHARP = 0.1
 """Heads whose entropy is below this share of its maximum attend to few tokens."""
 
-NAMES = ("entropy", "columns", "rank", "self")
-"""The measures of a head."""
+NAMES = {
+    "entropy": "entropy, as a share of the largest",
+    "columns": "column sums: distance from a coupling",
+    "rank": "rank of the centred logarithm",
+    "self": "weight on itself",
+}
+"""The measures of a head, and their names in the menu of the chart."""
 
 Head = dict[str, float | None]
 
@@ -46,24 +56,11 @@ def relations(case: Case) -> Section:
     # Matrices that are not attention, but happen to be as large, do not shrink with the context.
     fewer = selected(mu, torch.arange(mu.n - max(1, mu.n // 8)))
     if not layers or len(layers) != len(attention(case.box, fewer, x)):
-        return Section("relations", "absent", "no attention was found in it")
+        return Section.untried("relations", "No attention heads were found in the model.")
     table = [[head_numbers(P) for P in heads] for heads in layers]
     flat = [head for row in table for head in row]
     mean = {name: _mean([head[name] for head in flat]) for name in NAMES}
-    verdict = (
-        f"{count(len(flat), 'head')} in {count(len(layers), 'attention layer')}: mean entropy "
-        f"{mean['entropy']:.2f} of its maximum, column sums {mean['columns']:.2f} from those of a "
-        "coupling"
-    )
-    if not math.isnan(mean["rank"]):
-        verdict += f", centred rank {mean['rank']:.1f}"
-    sharp = sum((head["entropy"] or 0.0) < SHARP for head in flat)
-    if sharp:
-        verdict += f"; {count(sharp, 'head')} with nearly all weight on few tokens"
-    status: Status = "good"
-    if min(head["entropy"] or 0.0 for head in flat) > UNIFORM:
-        status = "noted"
-        verdict += "; every head averages all tokens alike, as with random weights"
+    findings = _findings(flat, mean, len(layers))
     lines = [_layer_line(k, row, layers[k]) for k, row in enumerate(table)]
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
     shares = {
@@ -71,8 +68,34 @@ def relations(case: Case) -> Section:
         for name, key in (("entropy", "entropy"), ("unevenness of keys", "columns"))
     }
     ranks = [[math.nan if head["rank"] is None else head["rank"] for head in row] for row in table]
-    plots = [*head_figures(shares, ranks, mu.n), attention_figure(layers)]
-    return Section("relations", status, verdict, lines, numbers, plots)
+    plots: list[Chart] = [*head_figures(shares, ranks, mu.n), attention_figure(layers)]
+    said = " ".join(finding.said for finding in findings)
+    return Section("relations", said, findings, lines, numbers, plots)
+
+
+def _findings(heads: list[Head], mean: dict[str, float], layers: int) -> list[Finding]:
+    """What the heads relate, and whether some of them choose nothing."""
+    said = (
+        f"{count(len(heads), 'head')} in {count(layers, 'attention layer')} have a mean entropy "
+        f"of {mean['entropy']:.2f}. Their weights are {share(mean['columns'])} away from a "
+        "coupling"
+    )
+    rank = (
+        ""
+        if math.isnan(mean["rank"])
+        else f", and their mean centred rank is {number(mean['rank'])}"
+    )
+    sharp = sum((head["entropy"] or 0.0) < SHARP for head in heads)
+    some = f" {count(sharp, 'head')} put nearly all weight on few tokens." if sharp else ""
+    findings = [found("relations", "heads", "measured", f"{said}{rank}.{some}", figure=0)]
+    even = sum((head["entropy"] or 0.0) > UNIFORM for head in heads)
+    if even:
+        which = "Every head gives" if even == len(heads) else f"{even} of {len(heads)} heads give"
+        said = f"{which} all tokens the same weight, with an entropy above {UNIFORM}."
+        findings.append(
+            found("relations", "uniform heads", "measured", said, amiss=True, figure=0)
+        )
+    return findings
 
 
 def _layer_line(k: int, row: list[Head], heads: Tensor) -> str:

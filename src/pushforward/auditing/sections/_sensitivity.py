@@ -21,9 +21,11 @@ from ...representation import BlackBox
 from ...representation.boxes import answer_distance
 from ...representation.continuity import Moves, Pair, Region, Response, measured, steepest
 from .._case import CLOUD, Case
-from .._section import Section, Status
+from .._section import Section
+from ..findings import Finding, NotTried, found, number, share as share_of, sort_findings
 from ._charts import one_token_figure, origin_figure, response_figure
-from ._one_token import one_token
+from ._one_token import OneToken, one_token
+from ._size import SETS_ONLY
 
 POINTS = 4
 """Points whose outputs are compared."""
@@ -62,45 +64,76 @@ def sensitivity(case: Case) -> Section:
     response = answer_distance(case.box, 10 * rounding)
     # The share of a context in all tokens of a call, of which the point may be one.
     share = mu.n / (mu.n + case.box.tokens_per_query)
-    pair: Measured = partial(measured, response, share=share)
+    pair: Measured = partial(_in_place if case.sequence else measured, response, share=share)
     points, contexts = case.points(POINTS), [case.context() for _ in range(CONTEXTS)]
     replaced = _replaced(pair, contexts, points, case.generator)
     moved = _moved(pair, case, contexts, points)
     variance = _context_share(case.box, contexts, points)
     steep = _steepest(response, share, case)
+    if case.sequence:
+        steep = [pair(p.mu, p.nu, p.x) for p in steep]
     worst, local = _halved(pair, case, [*replaced, *moved, *steep])
     overall = power([(c.distance, c.response) for c in moved if c.response > 0])
-    status, verdict = _verdict(overall, local, worst, mu.n)
-    single = None if case.box.weighted else one_token(case, points, rounding)
-    if single is not None and single.stays:
-        status, verdict = "bad", str(single)
-    elif status == "good" and worst.ratio > 0 and variance is not None and variance < IGNORED:
-        status = "noted"
-        verdict = (
-            f"outputs hardly depend on the context: it explains {variance:.1%} of the variance"
-        )
+    single = None
+    if not case.box.weighted and not case.sequence:
+        single = one_token(case, points, rounding)
+    source = "the token itself" if case.queries is None else "the query"
+    findings = [_response(overall, local, worst, case)]
+    if variance is not None:
+        findings.append(_context(variance, source, worst))
+    if single is not None:
+        findings.append(single.finding())
     numbers = {
         "share": variance, "tokens": mu.n, "exponent": overall[0], "exponent_error": overall[1],
         "worst_exponent": local[0], "worst": _as_dict(worst),
         "replaced": [{"w1": c.distance, "response": c.response} for c in replaced],
         "moved": [{"w1": c.distance, "response": c.response} for c in moved],
     }  # fmt: skip
-    source = "the token itself" if case.queries is None else "the query"
-    lines = _lines(variance, source, worst)
     far, near = (
         [(c.distance, c.response) for c in pairs if c.distance > 0] for pairs in (replaced, moved)
     )
     plots: list[Chart] = [response_figure(far, near, (worst.distance, worst.response))]
-    if variance is not None:
-        plots.append(origin_figure(variance, source))
     if single is not None:
-        lines.append(str(single))
         numbers["one_token"] = {
             "sizes": single.sizes, "effects": single.effects, "exponent": single.exponent,
-            "share": single.share,
+            "share": single.share, "spread": single.spread,
         }  # fmt: skip
         plots.append(one_token_figure(single.sizes, single.effects, single.stays))
-    return Section("sensitivity", status, verdict, lines, numbers, plots)
+    if variance is not None:
+        plots.append(origin_figure(variance, source))
+    said = " ".join(f.said for f in sort_findings(findings)[:2])
+    return Section(
+        "sensitivity",
+        said,
+        findings,
+        _lines(worst),
+        numbers,
+        plots,
+        not_tried=_skipped(case, single),
+    )
+
+
+def _skipped(case: Case, single: OneToken | None) -> list[NotTried]:
+    """Why the effect of one token was not measured."""
+    if single is not None or case.box.weighted:
+        return []
+    if case.sequence:
+        why, how = "In a sequence a token in another place is another token.", SETS_ONLY
+    else:
+        why, how = "Contexts are too small to see a trend.", "Raise `tokens=`."
+    return [NotTried("one token", why, how)]
+
+
+def _in_place(
+    response: Response, mu: Measure, nu: Measure, x: Tensor | None, share: float
+) -> Pair:
+    """Two sequences, with the mean distance of their tokens place by place, and the response.
+
+    It is the distance of sequences in which a token must not change its place.
+    """
+    changed = float(response(mu, nu, x))
+    moved = float((mu.atoms - nu.atoms).norm(dim=-1).mean())
+    return Pair(mu, nu, x, share * moved, changed)
 
 
 def _replaced(
@@ -188,52 +221,61 @@ def _halved(pair: Measured, case: Case, pairs: list[Pair]) -> tuple[Pair, tuple[
     return best, min(known, default=(math.nan, math.nan))
 
 
-def _verdict(
-    overall: tuple[float, float], local: tuple[float, float], worst: Pair, n: int
-) -> tuple[Status, str]:
-    """The status and the sentence.
+def _response(
+    overall: tuple[float, float], local: tuple[float, float], worst: Pair, case: Case
+) -> Finding:
+    """How outputs respond.
 
     Args:
         overall: exponent and standard error of the response to small moves of all tokens.
         local: the same where the steepest pairs come together.
         worst: the steepest pair.
-        n: the tokens of a context.
+        case: the model.
     """
     if worst.ratio == 0:
-        return "good", "outputs do not depend on the other tokens"
+        said = "No change of the other tokens that was tried moved an output."
+        return found("sensitivity", "response", "measured", said, figure=0)
+    distance = "mean distance of the tokens" if case.sequence else "W1 distance of the contexts"
     small = [exponent for exponent, error in (overall, local) if exponent + 2 * error < LIPSCHITZ]
     if small:
-        return "noted", (
-            "small changes of the context have large effects: the response grows like W1 to the "
-            f"power {min(small):.2f}, where a Lipschitz map has 1"
+        said = (
+            f"The response to small changes grows like the {distance} to the power "
+            f"{number(min(small))}, where 1 is proportional."
         )
+        return found("sensitivity", "response", "measured", said, amiss=True, figure=0)
     exponent, error = overall
-    proportion = ""
-    if not math.isnan(exponent):
-        proportion = (
-            "the response is proportional to the change of the context (exponent "
-            f"{exponent:.2f}, standard error {error:.2f}): "
-        )
-    return "good", (
-        f"{proportion}no change that was tried moved an output by more than {worst.ratio:.3g} "
-        f"times the W1 distance of the contexts ({n} tokens)"
+    proportion = "" if math.isnan(exponent) else (
+        f"The response is proportional to the change of the context, with an exponent of "
+        f"{number(exponent, 3)} and a standard error of {number(error, up=True)}. "
+    )  # fmt: skip
+    said = (
+        f"{proportion}No change that was tried moved an output by more than "
+        f"{number(worst.ratio, 3)} times the {distance}."
     )
+    return found("sensitivity", "response", "measured", said, figure=0)
 
 
-def _lines(share: float | None, source: str, worst: Pair) -> list[str]:
-    lines = []
-    if share is not None:
-        lines.append(
-            f"{share:.0%} of the variance of outputs comes from the context, the rest from "
-            f"{source}"
-        )
-    if worst.ratio > 0:
-        lines.append(
-            f"the steepest change found: contexts at W1 distance {worst.distance:.2g}, outputs at "
-            f"distance {worst.response:.2g}, ratio {worst.ratio:.3g}, a lower bound of the "
-            "Lipschitz constant in the context"
-        )
-    return lines
+def _context(share: float, source: str, worst: Pair) -> Finding:
+    """How much of the variance of outputs is due to the context."""
+    if worst.ratio == 0 or share < IGNORED:
+        amount = "None" if worst.ratio == 0 else f"Only {share_of(share)}"
+        said = f"{amount} of the variance of the outputs comes from the other tokens."
+        return found("sensitivity", "context", "measured", said, amiss=True)
+    said = (
+        f"{share_of(share)} of the variance of the outputs comes from the other tokens, the rest "
+        f"from {source}."
+    )
+    return found("sensitivity", "context", "measured", said)
+
+
+def _lines(worst: Pair) -> list[str]:
+    if worst.ratio == 0:
+        return []
+    return [
+        f"the steepest change found: contexts at distance {number(worst.distance)}, outputs at "
+        f"distance {number(worst.response)}, ratio {number(worst.ratio, 3)}, a lower bound of the "
+        "Lipschitz constant in the context"
+    ]
 
 
 def _as_dict(pair: Pair) -> dict:

@@ -12,8 +12,9 @@ import math
 import torch
 
 from ..._tools.fits import power
-from .._case import ROUNDING_FACTOR, Case, selected
-from .._section import Section, Status
+from .._case import Baseline, Case, selected
+from .._section import Section
+from ..findings import Finding, Status, found, number, share, sort_findings
 from ._charts import length_figure, spread_figure
 
 SMALLEST = 8
@@ -35,8 +36,17 @@ CONVERGES = -0.25
 """Rates up to this count as convergence."""
 
 
+OF_SEQUENCES = "A longer sequence is not a larger sample of one law."
+"""Why this is not asked of a model of sequences."""
+
+SETS_ONLY = 'Say `mode="set"` to try it all the same.'
+"""What makes a test for sets be tried on a model of sequences."""
+
+
 def size(case: Case) -> Section:
     """Draw larger and larger contexts, and repeat one context more and more often."""
+    if case.sequence:
+        return Section.untried("size", OF_SEQUENCES, SETS_ONLY)
     case = case.of_one_law()
     points, own = case.points(POINTS), case.box.tokens_per_query
     sizes = [SMALLEST * 2**k for k in range(int(math.log2(case.tokens // SMALLEST)) + 1)]
@@ -49,74 +59,83 @@ def size(case: Case) -> Section:
         case.tick()
     drifts = [float((mean - means[-1]).square().sum(-1).mean().sqrt()) for mean in means]
     scale = float(means[-1].square().sum(-1).mean().sqrt())
-    changes, tolerance = _repeated(case)
-    rounding = tolerance / ROUNDING_FACTOR
+    changes, baseline = _repeated(case)
+    tolerance, rounding = baseline.tolerance, baseline.rounding
     visible = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > rounding]
     rate, error = power([(m, s) for m, s in visible if m >= min(FIT_FROM, sizes[-3])])
-    broken = [(n, d) for n, d in changes if d > tolerance]
-    if broken:
-        status, verdict = _length_matters(broken, scale)
-    else:
-        status, verdict = _convergence(rate, error, bool(visible))
+    findings = [_length(changes, baseline), _convergence(rate, error, bool(visible))]
     numbers = {
         "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate, "rate_error": error,
         "output_size": scale, "length_tolerance": tolerance,
-        "length": [{"tokens": n, "deviation": d} for n, d in changes],
+        "length": [
+            {"tokens": n, "deviation": d, "share": baseline.share(d)} for n, d in changes
+        ],
+        "length_allowed": baseline.share(tolerance),
     }  # fmt: skip
     lines = [
-        f"{m} tokens: outputs differ by {s:.2e} between contexts"
+        f"{m} tokens: outputs differ by {number(s)} between contexts"
         for m, s in zip(sizes, spreads, strict=True)
     ]
-    lines += [f"one context repeated up to {n} tokens: outputs change by {d:.1e}"
-              for n, d in changes]  # fmt: skip
+    lines += [
+        f"one context repeated up to {n} tokens: outputs change by {number(d, up=True)}"
+        for n, d in changes
+    ]
+    shares = [(n, baseline.share(d)) for n, d in changes]
     plots = [
-        spread_figure(sizes, spreads, CONTEXTS), length_figure(changes, scale, tolerance)
+        spread_figure(sizes, spreads, CONTEXTS), length_figure(shares, baseline.share(tolerance)),
     ]  # fmt: skip
-    return Section("size", status, verdict, lines, numbers, plots)
+    said = " ".join(f.said for f in sort_findings(findings))
+    return Section("size", said, findings, lines, numbers, plots)
 
 
-def _repeated(case: Case) -> tuple[list[tuple[int, float]], float]:
-    """The change of outputs for each number of tokens of one context, and its tolerance."""
+def _repeated(case: Case) -> tuple[list[tuple[int, float]], Baseline]:
+    """The change of outputs for each number of tokens of one context, and the baseline."""
     mu = case.context()
     baseline, changes = case.baseline(mu), []
     for k in COPIES:
         if k * mu.n <= case.tokens:
             index = torch.arange(mu.n).repeat(k)
             changes.append((k * mu.n, baseline.change(selected(mu, index), index)))
-    return changes, baseline.tolerance
+    return changes, baseline
 
 
-def _length_matters(broken: list[tuple[int, float]], scale: float) -> tuple[Status, str]:
-    n, change = broken[-1]
-    return "bad", (
-        f"outputs depend on the number of tokens itself: repeating a context changes them by "
-        f"{change:.2g} at {n} tokens (outputs have size {scale:.2g})"
-    )
+def _length(changes: list[tuple[int, float]], baseline: Baseline) -> Finding:
+    """Whether repeating one context changes outputs."""
+    broken = [(n, d) for n, d in changes if d > baseline.tolerance]
+    n, change = broken[-1] if broken else max(changes, key=lambda c: c[1])
+    effect = baseline.share(change)
+    amount = "exactly 0" if change == 0 else f"{share(effect, up=not broken)} of their size"
+    said = f"Repeating one context up to {n} tokens changes the outputs by {amount}"
+    if not broken and change > baseline.by_rounding:
+        said += ", less than the tolerance that was given"
+    elif not broken and change > 0:
+        said += ", no more than rounding"
+    status: Status = "refuted" if broken else "open"
+    return found("size", "length", status, f"{said}.", effect=effect, figure=1)
 
 
-def _convergence(rate: float, error: float, visible: bool) -> tuple[Status, str]:
-    """The verdict where the number of tokens itself does not matter.
+def _convergence(rate: float, error: float, visible: bool) -> Finding:
+    """How fast outputs settle.
 
     Args:
         rate: the exponent of the spread in the number of tokens, NaN if it could not be fitted.
         error: its standard error.
         visible: whether any spread exceeds rounding.
     """
+    slow, power = False, f"{number(rate)}, with a standard error of {number(error, up=True)}"
     if not visible:
-        return "good", "outputs do not depend on the other tokens"
-    if math.isnan(rate):
-        return "noted", (
-            "no rate could be measured, because the spread is at rounding level already for small "
-            "contexts"
+        said = "The outputs do not depend on the other tokens, so there is nothing to settle."
+    elif math.isnan(rate):
+        said = (
+            "The spread is at the level of rounding already for small sets, so no rate was seen."
         )
-    if rate <= CONVERGES:
-        return "good", (
-            f"converges: the spread of outputs over contexts of m tokens falls as m^{rate:.2f} "
-            f"(standard error {error:.2f}; a smooth map has m^-0.5), and repeating tokens does "
-            "not change them"
+    elif rate <= CONVERGES:
+        said = f"The spread over contexts of m tokens falls like m to the power {power}."
+    else:
+        slow = True
+        how = "settle slowly, if at all" if rate + 2 * error < 0 else "do not visibly settle"
+        said = (
+            f"The outputs {how}. Their spread over contexts of m tokens goes like m to the power "
+            f"{power}."
         )
-    how = "converges slowly, if at all" if rate + 2 * error < 0 else "does not visibly converge"
-    return "noted", (
-        f"{how}: the spread over contexts of m tokens goes as m^{rate:.2f} "
-        f"(standard error {error:.2f})"
-    )
+    return found("size", "convergence", "measured", said, amiss=slow, figure=0)

@@ -45,8 +45,10 @@ from ...representation.continuity import (
     continuity,
 )
 from .._case import CLOUD, Case
-from .._section import Section, Status
+from .._section import Section
+from ..findings import Finding, NotTried, found, number, share, sort_findings
 from ._charts import gap_figure, recovered_figure
+from ._size import SETS_ONLY
 from ._symmetries import rewriting_tests
 
 CONTINUITY = "continuity in the measure"
@@ -70,15 +72,22 @@ ESTIMATES = 30
 
 def theorem(case: Case) -> Section:
     """What [A, Thm. 1] says about the model."""
-    if case.box.pooled and not case.box.weighted:
-        return Section(
-            "theorem", "absent",
-            "the model has one output for the whole set, so there is no output per token to test",
+    if case.sequence:
+        return Section.untried(
+            "theorem", "The theorem is about maps of sets, and this model reads positions.",
+            "Give the tokens with their position embeddings added, and the model behind this "
+            f"step: then it is a map of sets. {SETS_ONLY}",
         )  # fmt: skip
+    if case.box.pooled and not case.box.weighted:
+        return Section.untried(
+            "theorem",
+            "The model has one output for the whole set, so there is no output per token to test.",
+            "Give the part of the model before the pooling.",
+        )
     cloud = case.points(CLOUD)
     if not Region.around(cloud).size > 0:
-        reason = "all points are equal, so that none can be moved within the data"
-        return Section("theorem", "absent", reason)
+        why = "All points are equal, so none can be moved within the data."
+        return Section.untried("theorem", why, "Give data that differ.")
     mu = case.context()
     if case.queries is None and not case.box.weighted:
         return _of_lists(case, mu)
@@ -90,25 +99,36 @@ def _of_lists(case: Case, mu: Measure) -> Section:
     """For a model of lists: does it depend on the measure alone, and is (B2) plausible?"""
     baseline = case.baseline(mu)
     changes = {name: test() for name, test in rewriting_tests(case, baseline, mu).items()}
-    numbers = {"changes": changes, "tolerance": baseline.tolerance}
+    numbers: dict = {"changes": changes, "tolerance": baseline.tolerance}
     broken = [name for name, change in changes.items() if change > baseline.tolerance]
     if broken:
-        lines = [f"{name} changes outputs by {changes[name]:.2g}" for name in broken]
-        lines.append("this is expected of a model of sequences, which depends on positions")
-        return Section("theorem", "bad", str(Verdict.NOT_A_MEASURE_MAP), lines, numbers)
+        worst = max(changes.values())
+        ways = {"permutation": "shuffled", "duplication": "written twice"}
+        said = (
+            f"It depends on more than the measure: if tokens are "
+            f"{' or '.join(ways[name] for name in broken)}, the outputs change by "
+            f"{share(baseline.share(worst))} of their size."
+        )
+        effect = baseline.share(worst)
+        numbers["verdict"] = str(Verdict.NOT_A_MEASURE_MAP)
+        finding = found("theorem", "measure map", "refuted", said, effect=effect)
+        why = "It is asked of maps of measures only, and this is none."
+        skipped = [NotTried(name, why) for name in ("(B1)", "(B2)", "recovery")]
+        return Section("theorem", said, [finding], numbers=numbers, not_tried=skipped)
     recovered = _recovered(case, mu)
     case.tick()
     cloud = case.population.points(CLOUD, case.generator)
-    found = _characterised(case, mu, cloud)
-    section = _section(case, found, recovered, cloud, baseline.tolerance)
+    known = _characterised(case, mu, cloud)
+    section = _section(case, known, recovered, cloud, baseline.tolerance)
     # Outputs follow their tokens when these are permuted, so that (B1) cannot fail.
-    lines = ["(B1) holds: equal tokens have equal outputs", *section.lines]
-    return replace(section, lines=lines, numbers={**numbers, **section.numbers})
+    said = "Outputs follow their tokens, so no mass is split."
+    findings = [*section.findings, found("theorem", "(B1)", "holds", said)]
+    return replace(section, findings=findings, numbers={**numbers, **section.numbers})
 
 
 def _section(
     case: Case,
-    found: Characterisation,
+    known: Characterisation,
     recovered: Recovered | None,
     cloud: Tensor,
     tolerance: float = 0.0,
@@ -117,40 +137,46 @@ def _section(
 
     Args:
         case: the model.
-        found: what kind of map it is.
+        known: what kind of map it is.
         recovered: images recovered from unordered outputs, if there are any.
         cloud: points of the data.
         tolerance: the largest change of outputs that counts as none.
     """
-    status, verdict = _verdict(case, found, recovered, tolerance)
-    lines, numbers = _lines(case, found, cloud), _numbers(found)
+    findings = [_finding(case, known, recovered, tolerance)]
+    lines, numbers = _lines(case, known, cloud), _numbers(known)
     plots: list[Chart] = []
-    if found.continuity is not None:
-        plots.append(gap_figure([(g.h, g.gap) for g in found.continuity.gaps]))
-    if recovered is not None and not found.refuted:
-        lines.append(str(recovered))
-        if not recovered.problem:
+    if known.continuity is not None:
+        plots.append(gap_figure([(g.h, g.gap) for g in known.continuity.gaps]))
+    tried, skipped = _tried(case, known)
+    if recovered is not None and not known.refuted:
+        if recovered.problem:
+            how = "Give more tokens."
+            skipped.append(NotTried("recovery", f"It failed: {recovered.problem}.", how))
+        else:
+            findings.append(recovered.finding(figure=len(plots) if recovered.pairs else None))
             errors = {"deviation": recovered.deviation, "estimate": recovered.estimate}
             numbers["recovered"] = errors
         if recovered.pairs:
             plots.append(recovered_figure(recovered.pairs))
-    tried, skipped = _tried(case, found)
+    said = " ".join(f.said for f in sort_findings(findings)[:2])
     return Section(
-        "theorem", status, verdict, lines, numbers, plots, tried=tried, not_tried=skipped
+        "theorem", said, findings, lines, numbers, plots, tried=tried, not_tried=skipped
     )
 
 
-def _tried(case: Case, found: Characterisation) -> tuple[tuple[str, ...], dict[str, str]]:
+def _tried(case: Case, known: Characterisation) -> tuple[tuple[str, ...], list[NotTried]]:
     """Whether continuity in the measure was examined, or why not."""
-    seen = found.in_measure
+    seen = known.in_measure
     if not case.between_measures:
-        return (), {}
+        return (), []
     if seen is None:
-        return (), {CONTINUITY: "an earlier test decided"}
-    if seen.outcome is Outcome.NOT_TRIED and found.lipschitz is not None:
-        certified = found.lipschitz.upper < math.inf
-        return ((CONTINUITY,), {}) if certified else ((), {CONTINUITY: seen.detail})
-    return (CONTINUITY,), {}
+        return (), [NotTried(CONTINUITY, "An earlier test decided.")]
+    certified = known.lipschitz is not None and known.lipschitz.upper < math.inf
+    if seen.outcome is Outcome.NOT_TRIED and known.lipschitz is not None and not certified:
+        return (), [
+            NotTried(CONTINUITY, "float32 cannot tell a jump from a slope.", "Use float64.")
+        ]
+    return (CONTINUITY,), []
 
 
 def _characterised(case: Case, mu: Measure, cloud: Tensor) -> Characterisation:
@@ -174,12 +200,12 @@ def _characterised(case: Case, mu: Measure, cloud: Tensor) -> Characterisation:
         law = Population(queries).draw
         images, size, precision = case.box.answers_in(mu), 1, _query_precision(case)
     search = Search(images, law, size, Region.around(cloud), case.generator, case.tick, BUDGET)
-    found = continuity(search, precision)
-    if queries is None or not found.refuted:
-        return Characterisation(Verdict.IN_CONTEXT, continuity=found)
+    seen = continuity(search, precision)
+    if queries is None or not seen.refuted:
+        return Characterisation(Verdict.IN_CONTEXT, continuity=seen)
     if population.dtype == torch.float64:
-        return Characterisation(Verdict.NOT_CONTINUOUS, continuity=found)
-    return Characterisation(Verdict.UNKNOWN, continuity=found)
+        return Characterisation(Verdict.NOT_CONTINUOUS, continuity=seen)
+    return Characterisation(Verdict.UNKNOWN, continuity=seen)
 
 
 def _list_precision(case: Case) -> Precision:
@@ -196,51 +222,88 @@ def _query_precision(case: Case) -> Precision:
     return Precision(full.hs, 1.0, full.fit, full.zoom, (1.0,))
 
 
-def _verdict(
-    case: Case, found: Characterisation, recovered: Recovered | None, tolerance: float
-) -> tuple[Status, str]:
-    """The status and the sentence.
+def _finding(
+    case: Case, known: Characterisation, recovered: Recovered | None, tolerance: float
+) -> Finding:
+    """What kind of map it is, in words.
 
     Args:
         case: the model.
-        found: what kind of map it is.
+        known: what kind of map it is.
         recovered: images recovered from unordered outputs.
         tolerance: the largest change of outputs that counts as none.
     """
-    status: Status = "bad" if found.refuted else "good"
-    verdict = str(found).splitlines()[0]
-    if found.verdict is Verdict.UNKNOWN:
-        status = "noted"
     if case.queries is not None:
-        return status, _query_verdict(case, found)
-    jumps = found.continuity
-    if case.between_measures or jumps is None:
-        return status, verdict
-    if recovered is not None and recovered.deviation > ESTIMATES * recovered.estimate + tolerance:
-        return "noted", (
-            f"{verdict}, but not continuous in the context: a token of small weight, added where "
-            "another token lies, gets another output than that token"
+        return _of_queries(case, known)
+    if known.refuted:
+        return _refuted(known)
+    if known.verdict is Verdict.UNKNOWN:
+        said = f"It could not be decided: {known.reason}."
+        return found("theorem", "in-context map", "open", said, amiss=True)
+    if known.lipschitz is not None and known.lipschitz.upper < math.inf:
+        said = (
+            "It is an in-context map by construction, and a formula bounds its Lipschitz constant "
+            f"by {number(known.lipschitz.upper, up=True)} on the data."
         )
+        return found("theorem", "in-context map", "holds", said)
+    searched, jumps = _searched(known), known.continuity
+    if case.between_measures or jumps is None:
+        return found("theorem", "in-context map", "open", searched)
+    if recovered is not None and recovered.deviation > ESTIMATES * recovered.estimate + tolerance:
+        said = (
+            "A token of small weight, added where another token lies, gets another output than "
+            "that token. The map is not continuous in the context then."
+        )
+        return found("theorem", "in-context map", "open", said, amiss=True)
     if jumps.refuted:
-        how = f"it jumps as the token moves, or is steeper than {jumps.slope:.2g}"
+        how = f"it jumps as the token moves, or is steeper than {number(jumps.slope)}"
         if jumps.growth > GROWS:
             how = "its slope grows as the mass of the token falls"
-        return "noted", (
-            f"{verdict}, but the output of a token seems to jump, which (B2) forbids: {how}"
+        said = f"The output of a token seems to jump, which (B2) forbids: {how}."
+        return found("theorem", "in-context map", "open", said, amiss=True, figure=0)
+    return found("theorem", "in-context map", "open", searched, figure=0)
+
+
+def _refuted(known: Characterisation) -> Finding:
+    """The condition that a map between measures breaks, and the measures that show it."""
+    names = {
+        Verdict.NOT_A_MEASURE_MAP: "measure map", Verdict.JUMPS: CONTINUITY,
+        Verdict.SPLITS_ATOMS: "(B1)", Verdict.NOT_CONTINUOUS: "(B2)",
+    }  # fmt: skip
+    what = "" if known.witness is None else known.witness.what
+    said = f"{what[:1].upper()}{what[1:]}." if what else f"It {known.verdict}."
+    figure = None
+    if known.verdict is Verdict.NOT_CONTINUOUS and known.continuity is not None:
+        gap, figure = known.continuity.witness, 0
+        said = (
+            f"When a share of {number(gap.eta)} of the mass moves by {number(gap.h)}, its image "
+            f"moves by {number(gap.gap)}."
         )
-    return status, verdict
+    return found("theorem", names[known.verdict], "refuted", said, figure=figure)
 
 
-def _query_verdict(case: Case, found: Characterisation) -> str:
-    """The sentence for a model of a context and queries."""
-    if found.continuity is None or found.verdict is Verdict.IN_CONTEXT:
-        return "continuous in the query, in everything that was tried (not refuted)"
-    if found.refuted:
-        return f"{found.verdict}: its output jumps as the query moves"
-    name = str(case.population.dtype).removeprefix("torch.")
+def _of_queries(case: Case, known: Characterisation) -> Finding:
+    """The same for a model of a context and queries: does its output jump as the query moves?"""
+    name, figure = "continuity in the query", None if known.continuity is None else 0
+    if known.continuity is None or known.verdict is Verdict.IN_CONTEXT:
+        return found("theorem", name, "open", _searched(known), figure=figure)
+    gap = known.continuity.witness
+    said = f"When a query moves by {number(gap.h)}, its output moves by {number(gap.gap)}."
+    if known.refuted:
+        return found("theorem", name, "refuted", said, figure=figure)
+    kind = str(case.population.dtype).removeprefix("torch.")
+    said += f" That is a jump or a steep slope, which {kind} cannot tell apart."
+    return found("theorem", name, "open", said, amiss=True, figure=figure)
+
+
+def _searched(known: Characterisation) -> str:
+    """How far a search for jumps went."""
+    c = known.continuity
+    if c is None:
+        return "Nothing that was tried speaks against it."
     return (
-        f"its output jumps as the query moves, or is steeper than {found.continuity.slope:.2g}, "
-        f"which {name} cannot distinguish"
+        f"A search for jumps at distances down to {number(c.smallest[0])} found none. The "
+        f"steepest slope is {number(c.slope)}."
     )
 
 
@@ -260,16 +323,18 @@ class Recovered:
     pairs: list[tuple[float, float]] = field(default_factory=list)
     problem: str = ""
 
-    def __str__(self) -> str:
-        if self.problem:
-            return (
-                "images could not be recovered from unordered outputs: too few tokens, or outputs "
-                "too close to each other"
-            )
-        return (
-            f"images recovered from unordered outputs are within {self.deviation:.1e} of the "
-            f"model's own (estimated error {self.estimate:.1e})"
+    def finding(self, figure: int | None) -> Finding:
+        """In words.
+
+        Args:
+            figure: which figure of the section shows it.
+        """
+        said = (
+            f"Outputs recovered from the unordered set are within "
+            f"{number(self.deviation, 1, up=True)} of the model's own, with an estimated error of "
+            f"{number(self.estimate, 1, up=True)}."
         )
+        return found("theorem", "recovery", "open", said, figure=figure)
 
 
 def _recovered(case: Case, mu: Measure) -> Recovered | None:
@@ -309,13 +374,13 @@ def _recovered_from_lists(case: Case) -> Recovered:
     return Recovered(deviation, estimate, pairs)
 
 
-def _numbers(found: Characterisation) -> dict:
-    numbers: dict = {"verdict": str(found.verdict)}
-    if found.lipschitz is not None:
-        k = found.lipschitz
+def _numbers(known: Characterisation) -> dict:
+    numbers: dict = {"verdict": str(known.verdict)}
+    if known.lipschitz is not None:
+        k = known.lipschitz
         numbers["lipschitz"] = {"lower": k.lower, "upper": k.upper, "radius": k.radius}
-    if found.continuity is not None:
-        c = found.continuity
+    if known.continuity is not None:
+        c = known.continuity
         numbers |= {
             "gap_exponent": 1 - c.exponent, "gap_exponent_error": c.error, "slope": c.slope,
             "gaps": [{"h": g.h, "eta": g.eta, "gap": g.gap} for g in c.gaps],
@@ -325,13 +390,12 @@ def _numbers(found: Characterisation) -> dict:
     return numbers
 
 
-def _lines(case: Case, found: Characterisation, cloud: Tensor) -> list[str]:
-    if case.between_measures or found.continuity is None:
-        return [line.strip() for line in str(found).splitlines()[1:]]
-    c = found.continuity
+def _lines(case: Case, known: Characterisation, cloud: Tensor) -> list[str]:
+    if case.between_measures or known.continuity is None:
+        return [line.strip() for line in str(known).splitlines()[1:]]
+    c = known.continuity
     distance = float((cloud - c.witness.candidate.x[0]).norm(dim=-1).min())
     return [
-        f"searched for jumps at distances down to {c.smallest[0]:.1e}: the steepest slope is "
-        f"{c.slope:.3g}, at distance {distance:.2g} from the nearest data point",
-        *(f"K({eta:.1e}) = {k:.3g}" for eta, k in c.table),
+        f"the steepest slope was found at distance {number(distance)} from the nearest data point",
+        *(f"slope at mass {number(eta)}: {number(k)}" for eta, k in c.table),
     ]

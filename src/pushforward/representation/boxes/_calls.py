@@ -38,12 +38,12 @@ def as_tensor(out: Any) -> Tensor:
 
 
 def output_name(raw: Any) -> str:
-    """Which of several outputs `as_tensor` takes, as the end of a sentence."""
+    """Which of several outputs `as_tensor` takes, as a sentence without its full stop."""
     if isinstance(raw, Mapping):
         key = "last_hidden_state" if "last_hidden_state" in raw else next(iter(raw), "")
-        return f"; of its outputs `{key}` is used"
+        return f". Of its outputs `{key}` is used"
     several = isinstance(raw, (tuple, list)) and len(raw) > 1
-    return "; of its outputs the first is used" if several else ""
+    return ". Of its outputs the first is used" if several else ""
 
 
 def finite(out: Tensor) -> Tensor:
