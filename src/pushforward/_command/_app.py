@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from ._audit import audit
+from ._relate import relate
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
 from ._verify import verify
 
@@ -28,6 +30,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command()(verify)
+app.command()(audit)
+app.command()(relate)
 
 
 def _version(show: bool) -> None:
