@@ -360,7 +360,7 @@ def test_random_damage_to_exports_is_read_or_refused(export, folder):
     """Checksums catch most damage of bytes, so texts and numbers of the program change as well."""
     generator = np.random.default_rng(0)
     cases = damaged(export, 40)
-    for _ in range(40):
+    for _ in range(15):
 
         def scramble(program: dict) -> None:
             text = json.dumps(program)
@@ -383,4 +383,4 @@ def test_random_damage_to_exports_is_read_or_refused(export, folder):
         except ValueError as error:
             refused += 1
             assert "model.pt2" in str(error)
-    assert refused > 20
+    assert refused > 30
