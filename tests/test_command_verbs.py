@@ -93,7 +93,8 @@ def test_relate_writes_what_the_library_computes(folder):
     with np.load("plan.npz", allow_pickle=False) as plan:
         assert np.allclose(plan["matrix"], pi.matrix(), atol=1e-12)
         cost = ((np.load("rows.npy")[:, None] - np.load("b.npy")) ** 2).sum(-1)
-        joint = np.exp(-cost / 0.5 + plan["f"][:, None] + plan["g"]) * np.outer(plan["a"], plan["b"])
+        density = np.exp(-cost / 0.5 + plan["f"][:, None] + plan["g"])
+        joint = density * np.outer(plan["a"], plan["b"])
         assert np.allclose(joint, plan["matrix"], atol=1e-10)
         assert np.allclose(plan["images"], pi.apply(nu.atoms), atol=1e-10)
         assert plan["value"] == pytest.approx(pi.value().item(), abs=1e-10)
@@ -264,8 +265,8 @@ def test_progress_is_shown_at_a_terminal_and_ctrl_c_leaves_nothing(folder):
 def test_a_dozen_malformed_inputs_by_subprocess(folder):
     names = [
         ".npy, hostile objects", ".npy, claims 1e9 rows", ".npy, code in the header",
-        ".csv, noise", ".csv, UTF-16", ".csv, an open quote", ".parquet, a wild footer", "a folder",
-        "a link to itself", "an archive of arrays",
+        ".csv, noise", ".csv, UTF-16", ".csv, an open quote", ".parquet, a wild footer",
+        "a folder", "a link to itself", "an archive of arrays",
     ]  # fmt: skip
     commands = []
     for k, name in enumerate(names):

@@ -61,7 +61,10 @@ class AuditOptions:
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0
 
 
-@command(AuditOptions)
+@command(
+    AuditOptions,
+    "nothing was written. Audit fewer sections at a time: --sections symmetries, then others.",
+)
 def audit(options: AuditOptions) -> int:
     """Say what kind of map a model on sets is: what it depends on, and how strongly.
 

@@ -6,19 +6,30 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any, TypeVar, get_type_hints
 
+from ._shared import INTERRUPTED, current_screen
+
 Options = TypeVar("Options")
 
 
-def command(options: type[Options]) -> Callable[[Callable[[Options], int]], Callable[..., int]]:
+def command(
+    options: type[Options], unfinished: str
+) -> Callable[[Callable[[Options], int]], Callable[..., int]]:
     """Make a function of a dataclass of options a function of its fields, which typer reads.
 
     Args:
         options: the dataclass; its fields are annotated for typer.
+        unfinished: what an interruption leaves, as the end of a sentence.
     """
 
     def make(run: Callable[[Options], int]) -> Callable[..., int]:
         def called(**given: Any) -> int:
-            return run(options(**given))
+            try:
+                return run(options(**given))
+            except KeyboardInterrupt:
+                current_screen().live.print(
+                    f"pushforward: interrupted, and {unfinished}", markup=False, soft_wrap=True
+                )
+                return INTERRUPTED
 
         called.__name__, called.__doc__ = run.__name__, run.__doc__
         hints = get_type_hints(options, include_extras=True)

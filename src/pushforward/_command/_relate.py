@@ -91,7 +91,7 @@ class RelateOptions:
     ] = False
 
 
-@command(RelateOptions)
+@command(RelateOptions, "nothing was written. A larger --tol or --eps takes fewer steps.")
 def relate(options: RelateOptions) -> int:
     """Relate two clouds of points, by entropic transport, softmax attention or exact transport.
 
