@@ -14,6 +14,8 @@ from typing import Annotated
 
 import typer
 
+from ._audit import audit
+from ._relate import relate
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
 from ._tour import tour
 from ._verify import verify
@@ -29,6 +31,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command()(verify)
+app.command()(audit)
+app.command()(relate)
 app.command()(tour)
 
 
@@ -108,5 +112,6 @@ def _failed(error: Exception, code: int, debug: bool) -> int:
         words = f"{words.rstrip('.')}. See pushforward --help."
     if code == UNTRIED:
         words = f"{type(error).__name__}: {words} (--debug shows where)"
-    typer.echo(f"pushforward: {' '.join(words.split())}", err=True)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words.split()))
+    typer.echo(f"pushforward: {line}", err=True)  # no codes that a terminal would obey
     return code
