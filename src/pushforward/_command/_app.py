@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from ._flow import flow
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
 from ._verify import verify
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.command()(verify)
+app.command()(flow)
 
 
 def _version(show: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from torch import Tensor
 from .. import pictures
 from .._tools.checks import (
     check_callable,
+    check_flags,
     check_kind,
     check_number,
     check_path,
     check_values_finite,
     check_whole,
 )
-from .._tools.output import atomic_file
+from .._tools.output import atomic_file, bar
 from ..distances import wasserstein
 from ..maps import InContextMap
 from ..measures import Measure, check_measures
@@ -191,6 +193,7 @@ class Path:
         title: str | None = None,
         curves: Mapping[str, Tensor] | None = None,
         tol: float | None = None,
+        progress: bool | None = None,
     ) -> str:
         """One HTML page that plays the moving cloud, readable without a network.
 
@@ -203,6 +206,8 @@ class Path:
                 default the energy, if the field has one.
             tol: points at most this far apart belong to one cluster, and so do chains of them; by
                 default a hundredth of the extent of the cloud.
+            progress: whether to show a progress bar, as in `Flow.path`.
+            progress: whether to show a progress bar, as in `Flow.path`.
 
         Examples:
             >>> mu = pf.Measure(torch.randn(30, 2))
@@ -214,7 +219,8 @@ class Path:
             raise TypeError(f"`title` must be a string, got {type(title).__name__}.")
         if tol is not None:
             check_number("tol", tol)
-        return _page(self, title, {} if curves is None else curves, curves is None, tol)
+        check_flags(progress=progress)
+        return _page(self, title, curves, tol, progress)
 
     def save(
         self,
@@ -287,16 +293,15 @@ class Path:
         points = (lambda x: halves(x)[0]) if self._second_order else self._embed
         return observables.clusters(self[index].push(points), tol).cpu()
 
-    def _energy_at(self, indices: Sequence[int]) -> list[float] | None:
-        """The energy at some saved times, None if the field has none known here."""
-        field = self.field
-        if field is None or not hasattr(field, "energy"):
-            return None
+    def _energy_at(self, index: int) -> float:
+        """The energy at a saved time, not a number if the field has none known here."""
+        field: Any = None if self.field is None else at_time(self.field, float(self.times[index]))
+        if not hasattr(field, "energy"):
+            return math.nan
         try:
-            numbers = [float(field.energy(self[k])) for k in indices]
+            return float(field.energy(self[index]))
         except ValueError:  # attention that is no gradient flow
-            return None
-        return numbers if np.isfinite(numbers).all() else None
+            return math.nan
 
     def _of_field(self, name: str) -> Tensor:
         def value(field: Any, mu: Measure) -> Tensor:
@@ -321,9 +326,13 @@ COSTLY = 1000
 
 
 def _page(
-    path: Path, title: str | None, given: Mapping[str, Tensor], default: bool, tol: float | None
+    path: Path,
+    title: str | None,
+    given: Mapping[str, Tensor] | None,
+    tol: float | None,
+    progress: bool | None,
 ) -> str:
-    """The page that plays a path; `default` asks for the curves that every path has."""
+    """The page that plays a path."""
     times, measures, space = path.times.cpu().double().numpy(), path.measures, path._space
     alive = int((measures[0].log_weights > -torch.inf).sum())
     sample = np.linspace(0, alive - 1, min(alive, 200)).round().astype(int)
@@ -336,10 +345,15 @@ def _page(
     tol = (extent or 1.0) / 100 if tol is None else tol
     few = np.linspace(0, len(times) - 1, min(len(times), CURVE_TIMES)).round().astype(int)
     steps = sorted({*keys, *few.tolist()}) if alive <= COSTLY else keys
-    labels = [path._embedded_clusters(k, tol) for k in steps]
+    curves = [_curve(name, times, values) for name, values in (given or {}).items()]
+    labels, energy = [], []
+    with bar("page", len(steps), progress) as show:
+        for done, k in enumerate(steps, 1):
+            labels.append(path._embedded_clusters(k, tol))
+            energy.append(path._energy_at(k) if given is None else math.nan)
+            show(done)
     counts = [int(label.max()) + 1 for label in labels]
-    curves = [_curve(name, times, values) for name, values in given.items()]
-    if default and (energy := path._energy_at(steps)) is not None:
+    if np.isfinite(energy).all():
         curves = [pictures.Curve("Energy", times[steps].tolist(), energy)]
     curves.append(
         pictures.Curve(
@@ -348,7 +362,7 @@ def _page(
             "logarithmic. Drag in a figure to move in time.",
         )
     )  # fmt: skip
-    where = _where(shown, measures[0].dim)
+    where = _where(shown, measures[0].dim // (2 if space.pairs else 1))
     gathered = counts[-1] <= min(12, counts[0] // 2)
     clusters = "one cluster" if counts[-1] == 1 else f"{counts[-1]} clusters"
     happens = f"gather in {clusters}" if gathered else f"until time {times[-1]:g}"

@@ -92,7 +92,7 @@ def film(
 <section><h2>What is shown</h2><dl class="facts">{rows}</dl>{_numbers(shown, curves)}</section>
 <script type="application/json" id="film">{text}</script>
 <script>{(assets / "flow.js").read_text("utf-8")}</script>"""
-    return frame(title, body)
+    return frame("pushforward · flow", body)
 
 
 def _help(shown: Scene) -> str:

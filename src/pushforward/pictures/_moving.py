@@ -24,6 +24,9 @@ PATHS = 1000
 AREA = 3600.0
 """The area of a mark with all the mass, in square points."""
 
+FAR = 0.3
+"""The strength of what is on the far side of a sphere."""
+
 FILMS = {".gif": "gif", ".webp": "webp", ".mp4": "mp4"}
 """Suffixes of films."""
 
@@ -47,22 +50,32 @@ def trajectories(shown: Scene) -> Figure:
     places, near = _places(shown)
     count = shown.points.shape[1]
     some = np.linspace(0, count - 1, min(count, PATHS)).round().astype(int)
-    lines = [_unbroken(shown, places[:, k], shown.points[:, k]) for k in some]
     faint = float(np.clip(40 / len(some), 0.05, 0.5))
-    axes.add_collection(LineCollection(lines, colors=BLUE, linewidths=0.7, alpha=faint, zorder=2))
     begin, end = (f"t = {shown.times[k]:g}" for k in (0, -1))
-    if shown.kind != "line":
-        axes.plot(*places[0][near[0]].T, ".", color=GREY, ms=2.5, zorder=3, label=begin)
+    for front in (False, True):
+        seen = np.where((near == front)[..., None], places, np.nan)
+        lines = [_unbroken(shown, seen[:, k], shown.points[:, k]) for k in some]
+        pale = 1 if front else FAR
+        style: dict[str, Any] = {
+            "colors": BLUE,
+            "linewidths": 0.7,
+            "alpha": faint * pale,
+            "zorder": 2,
+        }
+        axes.add_collection(LineCollection(lines, **style))
+        if shown.kind != "line":
+            name = begin if front else None
+            size, strength = (2.5, pale) if count <= PATHS else (1.2, 0.25 * pale)
+            axes.plot(*seen[0].T, ".", color=GREY, ms=size, alpha=strength, zorder=3, label=name)
     _marks(axes, places[-1], shown.masses, near[-1], RED, _tolerance(axes), end)
     if shown.kind == "line":
         axes.set_xlabel("t")
     else:
-        axes.legend(frameon=False, fontsize=8, loc="upper right", markerscale=1)
+        axes.legend(frameon=False, fontsize=8, loc="upper right")
     told = [shown.note] if shown.note else []
     if count > PATHS:
         told.append(f"Lines of {PATHS:,} of {count:,} points.")
-    if told:
-        figure.text(0.01, 0.01, " ".join(told), fontsize=6.5, color=GREY)
+    axes.set_title(" ".join(told), fontsize=7, color=GREY, loc="left")
     return figure
 
 
@@ -126,6 +139,7 @@ def _axes(shown: Scene, size: tuple[float, float]) -> tuple[Figure, Axes]:
             axes.plot(*(shown.radius * np.stack([np.cos(angles), np.sin(angles)])),
                       color=GREY, lw=0.6, zorder=1)  # fmt: skip
     axes.set(xlim=limits[0], ylim=limits[1], xlabel=names[0], ylabel=names[1])
+    axes.locator_params(nbins=6)
     for axis, period in zip((axes.xaxis, axes.yaxis)[2 - len(shown.periods) :], shown.periods,
                             strict=True):  # fmt: skip
         if period is not None and abs(period - 2 * np.pi) < 1e-9:
@@ -153,10 +167,11 @@ def _ball(axes: Axes, shown: Scene) -> None:
             axes.plot(*x.T, color=GREY, lw=0.5, alpha=0.45 if front else 0.2, zorder=1)
     axes.plot(*circle.T, color=GREY, lw=0.8, zorder=1)
     for name, end in zip(shown.axes, seen_from(1.1 * np.eye(3), *view), strict=True):
-        axes.text(*end[:2], name, ha="center", va="center", fontsize=8, color=GREY,
+        axes.text(end[0], end[1], name, ha="center", va="center", fontsize=8, color=GREY,
                   alpha=1 if end[2] >= 0 else 0.5)  # fmt: skip
     axes.set(xlim=(-1.16, 1.16), ylim=(-1.16, 1.16), aspect="equal")
     axes.set_axis_off()
+    axes.figure.subplots_adjust(0.02, 0.02, 0.98, 0.94)
 
 
 def _places(shown: Scene) -> tuple[ndarray, ndarray]:
@@ -190,17 +205,17 @@ def _marks(
     label: str | None = None,
 ) -> list[Any]:
     """Marks whose areas are masses, pale on the far side."""
-    drawn = []
+    drawn, unit = [], AREA * (axes.bbox.width / 360) ** 2
     for front in (False, True):
         here = near == front
         x, m = places[here] / tol, masses[here]
         many = len(masses) > PATHS
         x, m = (x, m) if many else joined(x, m, 1.0)
-        strength = (0.35 if many else 0.85) * (1 if front else 0.25)
+        strength = (0.5 if many else 0.85) * (1 if front else FAR)
         drawn.append(
             axes.scatter(
-                *(x * tol).T, AREA * m * (axes.bbox.width / 360) ** 2, color=color, lw=0,
-                alpha=strength, zorder=4, gid="marks",
+                x[:, 0] * tol[0], x[:, 1] * tol[1], unit * m, color=color, lw=0,
+                alpha=strength, zorder=4, gid="marks", clip_on=False,
             )
         )  # fmt: skip
     if label is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -123,16 +123,15 @@ def scene(
     masses = first.normalise().weights.detach().cpu().double().numpy()[alive]
     clouds = [_points(measures[k])[alive] for k in chosen]
     points = np.stack(clouds)
+    told = ""
     if space.pairs and points.shape[-1] > 2:
-        points = points[..., : points.shape[-1] // 2]
-    told = "Points are pairs of a position and a velocity. " if space.pairs else ""
+        points, space = points[..., : points.shape[-1] // 2], replace(space, pairs=False)
+        told = "Points are pairs of a position and a velocity. Their positions are drawn. "
     drawn = _drawn(points, masses / masses.sum(), space)
     shown = np.asarray(times, float)[list(chosen)]
     kind, axes, points, periods, radius, note = drawn
-    note = told + (note or ("Their positions are drawn." if told and axes[-1] != "v" else ""))
-    return Scene(
-        kind, axes, shown, points, masses / masses.sum(), radius, periods, note.strip()
-    )  # fmt: skip
+    note = (told + note).strip()
+    return Scene(kind, axes, shown, points, masses / masses.sum(), radius, periods, note)
 
 
 def key_frames(whole: Scene, most: int = 24) -> list[int]:

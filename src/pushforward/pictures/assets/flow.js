@@ -2,6 +2,7 @@
 "use strict";
 
 (() => {
+  document.title = document.querySelector("h1").textContent;
   const $ = id => document.getElementById(id);
   const film = JSON.parse($("film").textContent);
   const { kind, n, times, box, radius, periods } = film;
@@ -288,7 +289,7 @@
       sums = new Float32Array(w * w);
     }
     sums.fill(0);
-    const weight = 60 * Math.min(1, 10000 / n) * (at.small ? 0.35 : 1);
+    const weight = 90 * Math.min(1, 10000 / n) * (at.small ? 0.35 : 1);
     const wide = kind === "line" ? 4 : 1;
     for (let i = 0; i < n; i++) {
       const x = X[i] * ratio | 0, y = Y[i] * ratio | 0;
