@@ -30,7 +30,7 @@ from ..maps import InContextMap
 from ..measures import Measure, check_measures
 from . import _observables as observables
 from ._snapshots import Snapshots
-from .fields import Sphere, Torus, at_time, halves, is_second_order, manifold_of
+from .fields import Sphere, Torus, at_time, halves, is_second_order, manifold_of, summands
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -369,11 +369,11 @@ def _page(
     colours = "Colour says in which cluster a point ends. " if gathered else ""
     facts = {
         "Points": f"{alive:,}" + (f", of which {MOST:,} are drawn" if alive > MOST else ""),
-        "Field": "" if path.field is None else " ".join(repr(path.field).split()),
+        "Field": " + ".join(map(repr, summands(path.field) or [path.field])) if path.field else "",
         "Times": f"{times[0]:g} to {times[-1]:g}, {len(times)} of them saved",
         "Frames": f"{len(keys)} key frames of 16 bits. Between them points move "
         f"{'along great circles' if shown.radius else 'on straight lines'}, at saved times at "
-        f"most {error:.1g} from where they were.",
+        f"most {_rounded(error)} from where they were.",
     }
     label = labels[-1].numpy()
     return pictures.film(
@@ -397,6 +397,16 @@ def _curve(name: str, times: np.ndarray, values: object) -> pictures.Curve:
     numbers = values.detach().cpu().double()
     check_values_finite(curves=numbers)
     return pictures.Curve(name, times.tolist(), numbers.tolist())
+
+
+def _rounded(x: float) -> str:
+    """A number to one digit, upwards, with a power of ten if it is small."""
+    if x == 0:
+        return "0"
+    power = math.floor(math.log10(x))
+    digit = math.ceil(x / 10**power - 1e-9)
+    exponent = str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{digit * 10.0**power:.1g}" if power > -4 else f"{digit} × 10{exponent}"
 
 
 def _where(shown: pictures.Scene, dim: int) -> str:

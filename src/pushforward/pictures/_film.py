@@ -104,7 +104,7 @@ def _help(shown: Scene) -> str:
     )
     many = shown.points.shape[1] > DISCS
     marks = (
-        "Stronger colour is more mass. "
+        "Stronger colour is more mass. Where much mass is in one place, a disc has its area. "
         if many
         else "The area of a mark is its mass. Marks that coincide are joined. Lines show where "
         "points came from. "

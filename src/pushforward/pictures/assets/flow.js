@@ -307,6 +307,36 @@
     }
     sheet.getContext("2d").putImageData(image, 0, 0);
     g.drawImage(sheet, 0, 0, at.width, at.width);
+    heaps(g, at);
+  }
+
+  // Where much mass is in one place, a few pixels cannot show it: there the area is the mass.
+  const cells = 200, heavy = 0.002;
+  let grid = null;
+  function heaps(g, at) {
+    grid = grid || new Float32Array(2 * cells * cells);
+    grid.fill(0);
+    const unit = at.width / cells, found = [];
+    for (let i = 0; i < n; i++) {
+      const a = clamp(X[i] / unit | 0, 0, cells - 1), b = clamp(Y[i] / unit | 0, 0, cells - 1);
+      grid[2 * (b * cells + a) + (Z[i] < 0 ? 1 : 0)] += masses[i];
+    }
+    for (let k = 0; k < grid.length; k++) if (grid[k] > heavy) found.push([k, grid[k]]);
+    found.sort((p, q) => q[1] - p[1]);
+    const places = [];
+    for (const [k, m] of found) {
+      const back = k % 2, a = (k >> 1) % cells, b = (k >> 1) / cells | 0;
+      const same = places.find(p => p[3] === back && Math.abs(p[0] - a) < 2 && Math.abs(p[1] - b) < 2);
+      if (same) same[2] += m; else places.push([a, b, m, back]);
+    }
+    g.fillStyle = colour.a;
+    for (const [a, b, m, back] of places) {
+      g.globalAlpha = back ? 0.15 : 0.5;
+      g.beginPath();
+      g.arc((a + 0.5) * unit, (b + 0.5) * unit, at.width * 0.0971 * Math.sqrt(m), 0, 6.2832);
+      g.fill();
+    }
+    g.globalAlpha = 1;
   }
 
   // Discs: the area is the mass, and marks that coincide are one.
@@ -357,7 +387,8 @@
   function paint(target, t, trails) {
     const ratio = target === canvas ? Math.min(2, devicePixelRatio || 1) : 1;
     const width = target === canvas ? canvas.getBoundingClientRect().width : target.width;
-    const g = target.getContext("2d"), at = layout(width);
+    if (width < 1) return;  // not laid out
+    const g = target.getContext("2d", { willReadFrequently: true }), at = layout(width);
     if (target === canvas && target.width !== Math.round(width * ratio)) {
       target.width = target.height = Math.round(width * ratio);
     }
@@ -495,15 +526,15 @@
     $("stills").append(button);
   }
   function legend() {
-    if (film.dense) return;
-    const scale = 576 * 0.0971, wanted = [0.001, 0.01, 0.05];
+    const width = canvas.getBoundingClientRect().width, scale = width * 0.0971;
+    const wanted = film.dense ? [0.01, 0.1] : [0.001, 0.01, 0.05], middle = scale * Math.sqrt(wanted.at(-1)) + 2;
     let x = 4, out = "";
     for (const m of wanted) {
       const r = scale * Math.sqrt(m);
-      out += `<circle class="pr f4" cx="${(x + r).toFixed(1)}" cy="16" r="${r.toFixed(1)}"/><text class="k" x="${(x + 2 * r + 6).toFixed(1)}" y="20">${number(100 * m)} %</text>`;
+      out += `<circle class="pr f4" cx="${(x + r).toFixed(1)}" cy="${middle.toFixed(1)}" r="${r.toFixed(1)}"/><text class="k" x="${(x + 2 * r + 6).toFixed(1)}" y="${(middle + 4).toFixed(1)}">${number(100 * m)} %</text>`;
       x += 2 * r + 66;
     }
-    $("masses").innerHTML = `<p class="ft">Mass of a mark</p><svg viewBox="0 0 340 32" style="display:block;width:100%;max-width:25rem;overflow:visible" role="img" aria-label="Areas of 0.1, 1 and 5 percent of the mass">${out}</svg>`;
+    $("masses").innerHTML = `<p class="ft">Mass of a mark</p><svg width="300" height="${(2 * middle).toFixed(0)}" style="display:block;overflow:visible" role="img" aria-label="Areas of ${wanted.map(m => 100 * m).join(", ")} percent of the mass">${out}</svg>`;
   }
   function everything() {
     colours();
@@ -512,7 +543,7 @@
   }
   new MutationObserver(everything).observe(document.documentElement, { attributeFilter: ["class"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", everything);
-  addEventListener("resize", () => paint(canvas, time, true));
+  addEventListener("resize", () => { legend(); paint(canvas, time, true); });
   legend();
   everything();
 
