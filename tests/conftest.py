@@ -1,5 +1,6 @@
 import pytest
 import torch
+from browser import browse, chromium  # noqa: F401  (fixtures of all tests)
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,7 @@ def _failed(error: Exception, code: int, debug: bool) -> int:
         return code
     words = getattr(error, "format_message", lambda: str(error))()  # names the option
     if isinstance(error, typer.TyperException):
-        words += " See pushforward --help."
+        words = f"{words.rstrip('.')}. See pushforward --help."
     if code == UNTRIED:
         words = f"{type(error).__name__}: {words} (--debug shows where)"
     typer.echo(f"pushforward: {' '.join(words.split())}", err=True)
