@@ -15,6 +15,8 @@ from typing import Annotated
 import typer
 
 from ._flow import flow
+from ._audit import audit
+from ._relate import relate
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
 from ._verify import verify
 
@@ -30,6 +32,8 @@ app = typer.Typer(
 )
 app.command()(verify)
 app.command()(flow)
+app.command()(audit)
+app.command()(relate)
 
 
 def _version(show: bool) -> None:
