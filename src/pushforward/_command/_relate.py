@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +35,7 @@ LARGEST_MATRIX = 1 << 30
 """Bytes that a plan may have."""
 
 
-class NormaliserName(str, Enum):
+class NormaliserName(StrEnum):
     """Normalisers by the names they have on the command line."""
 
     sinkhorn = "sinkhorn"
@@ -43,14 +43,14 @@ class NormaliserName(str, Enum):
     exact = "exact"
 
 
-class AffinityName(str, Enum):
+class AffinityName(StrEnum):
     """Affinities by the names they have on the command line."""
 
     squared = "squared"
     dot = "dot"
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     """Floating-point types by their names."""
 
     float64 = "float64"
@@ -125,7 +125,8 @@ def relate(options: RelateOptions) -> int:
     if not found["converged"]:
         screen.live.print(
             f"Not converged: a marginal error of {found['marginal_error']:.1e} is left after "
-            f"{found['steps']} steps, above --tol {options.tol:g}. Raise --max-steps, --tol or --eps.",
+            f"{found['steps']} steps, above --tol {options.tol:g}. Raise --max-steps, --tol or "
+            "--eps.",
             style="bold red", soft_wrap=True,
         )  # fmt: skip
         return 1

@@ -139,10 +139,8 @@ def _is_factory(thing: Any) -> bool:
 
 def _unknown(source: str, module: ModuleType, name: str) -> str:
     """What a module has instead."""
-    own = [
-        k for k, v in vars(module).items()
-        if callable(v) and not k.startswith("_") and getattr(v, "__module__", "") == module.__name__
-    ]  # fmt: skip
+    here = lambda value: callable(value) and getattr(value, "__module__", "") == module.__name__
+    own = [k for k, v in vars(module).items() if here(v) and not k.startswith("_")]
     return f"{source} has no {name!r}. It defines: {', '.join(own[:12]) or 'nothing to call'}."
 
 

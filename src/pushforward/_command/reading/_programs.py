@@ -9,11 +9,12 @@ traces of its source and its guards, is taken out.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from dataclasses import dataclass
 from typing import Any
+
+from ._formulas import SYMBOL, is_formula
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,400}")
 """Names of tensors, inputs and weights."""
@@ -35,14 +36,12 @@ OPERATION = re.compile(
 FORBIDDEN = {"from_file", "_print", "set_", "resize_", "resize_as_", "_resize_output_", "set_data"}
 """Operations of ATen that read files, print, or change the memory under a tensor."""
 
-FUNCTIONS = {
-    "Symbol", "Integer", "Rational", "Float", "Add", "Mul", "Pow", "Max", "Min", "Mod", "floor",
-    "ceiling", "Eq", "Ne", "Equality", "Unequality", "Lt", "Le", "Gt", "Ge", "StrictLessThan",
-    "LessThan", "StrictGreaterThan", "GreaterThan", "And", "Or", "Not", "FloorDiv", "CleanDiv",
-    "CeilDiv", "ModularIndexing", "PythonMod", "CeilToInt", "FloorToInt", "TruncToInt",
-    "TruncToFloat", "IntTrueDiv", "FloatTrueDiv", "ToFloat", "Identity", "Where",
-}  # fmt: skip
-"""Functions of sizes that formulas may use. Powers are allowed of symbols only."""
+NUMBER = re.compile(r"-?Infinity|NaN")
+TEXTS = {
+    **dict.fromkeys(("as_string", "as_strings", "torch_version"), WORD),
+    **dict.fromkeys(("as_float", "as_floats", "real", "imag"), NUMBER),
+}
+"""What texts may be in places where they are no names."""
 
 EMPTIED = {"metadata": {}, "guards_code": [], "treespec_namedtuple_fields": {}}
 """Parts of a program that PyTorch would evaluate or import, and that a model does not need."""
@@ -108,81 +107,25 @@ def _strange(name: str, text: str) -> ValueError:
     return ValueError(f"{name} holds the text {text[:80]!r}, which no export of a model needs.")
 
 
+def _foreign(name: str, kind: str, text: str) -> ValueError:
+    return ValueError(f"{name} uses the {kind} {text[:80]!r}, which is not allowed. {_PLAIN}")
+
+
 def _check_text(text: str, key: str, name: str) -> None:
     """Raise unless a text is what its place in a program calls for."""
-    if key == "target":
-        if not OPERATION.fullmatch(text) or text.split(".")[-2] in FORBIDDEN:
-            raise ValueError(
-                f"{name} uses the operation {text[:80]!r}, which is not allowed. {_PLAIN}"
-            )
-    elif key in ("as_operator", "class_fqn"):
-        raise ValueError(f"{name} uses the object {text[:80]!r}, which is not allowed. {_PLAIN}")
-    elif key == "expr_str":
-        _check_formula(text, name)
-    elif key in ("as_string", "as_strings", "torch_version"):
-        if not WORD.fullmatch(text):
-            raise _strange(name, text)
-    elif key in ("as_float", "as_floats", "real", "imag"):
-        if text not in ("Infinity", "-Infinity", "NaN"):
-            raise _strange(name, text)
-    elif text and not NAME.fullmatch(text):
-        raise _strange(name, text)
-
-
-# Formulas of sizes
-
-
-def _check_formula(text: str, name: str) -> None:
-    """Raise unless a formula is made of symbols, numbers and the known functions."""
-    try:
-        if len(text) > 2000:
-            raise ValueError
-        _check_term(ast.parse(text, mode="eval").body)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise ValueError(
-            f"{name} computes a size by {text[:80]!r}, which is not allowed. {_PLAIN}"
-        ) from None
-
-
-def _check_term(node: ast.expr) -> None:
-    """Raise unless a part of a formula is allowed."""
-    match node:
-        case ast.Constant(value=bool() | int() | float()):
-            return
-        case ast.Name(id=symbol) if re.fullmatch(r"[a-z]{1,3}\d+|oo|int_oo|true|false", symbol):
-            return
-        case ast.UnaryOp(op=ast.USub() | ast.Not(), operand=inner):
-            _check_term(inner)
-        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.FloorDiv() | ast.Div()):
-            _check_term(node.left)
-            _check_term(node.right)
-        case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str(symbol))]):
-            if not re.fullmatch(r"[a-z]{1,3}\d+", symbol):
-                raise ValueError
-            if not all(isinstance(k.value, ast.Constant) for k in node.keywords):
-                raise ValueError
-        case ast.Call(func=ast.Name(id=function), args=arguments, keywords=keywords):
-            if function not in FUNCTIONS or (function == "Pow" and not _small_power(arguments)):
-                raise ValueError
-            for part in arguments:
-                # Float('0.5', precision=53) has a number in quotes
-                quoted = isinstance(part, ast.Constant) and isinstance(part.value, str)
-                if quoted and function == "Float" and re.fullmatch(r"[\d.e+-]{1,40}", part.value):
-                    continue
-                _check_term(part)
-            for keyword in keywords:
-                _check_term(keyword.value)
+    match key:
+        case "target":
+            known = OPERATION.fullmatch(text) is not None
+            if not known or text.split(".")[-2] in FORBIDDEN:
+                raise _foreign(name, "operation", text)
+        case "as_operator" | "class_fqn":
+            raise _foreign(name, "object", text)
+        case "expr_str":
+            if not is_formula(text):
+                raise _foreign(name, "formula", text)
         case _:
-            raise ValueError
-
-
-def _small_power(arguments: list[ast.expr]) -> bool:
-    """Whether a power is one of a symbol, with a small exponent: others can take for ever."""
-    match arguments:
-        case [ast.Call(func=ast.Name(id="Symbol")), ast.Call(args=[exponent])]:
-            exponent = exponent.operand if isinstance(exponent, ast.UnaryOp) else exponent
-            return isinstance(exponent, ast.Constant) and exponent.value in range(9)
-    return False
+            if text and not TEXTS.get(key, NAME).fullmatch(text):
+                raise _strange(name, text)
 
 
 # How it is called
@@ -271,10 +214,10 @@ def checked_inputs(program: dict[str, Any], name: str) -> Inputs:
     axis = len(sizes) + TOKENS
     if "as_int" in sizes[axis]:
         raise ValueError(
-            f"{name} takes exactly {sizes[axis]['as_int']} tokens: its token axis is fixed. Export "
-            "it with `torch.export.export(model, (x,), dynamic_shapes=({"
+            f"{name} takes exactly {sizes[axis]['as_int']} tokens: its token axis is fixed. "
+            "Export it with `torch.export.export(model, (x,), dynamic_shapes=({"
             f'{axis}: torch.export.Dim("n", max=4096)}},))`.'
         )
-    symbol = re.search(r"[a-z]{1,3}\d+", str(sizes[axis].get("as_expr", {}).get("expr_str")))
+    symbol = re.search(SYMBOL, str(sizes[axis].get("as_expr", {}).get("expr_str")))
     span = ranges.get(symbol[0], {}) if symbol else {}
     return Inputs(sizes[-1].get("as_int"), span.get("min_val"), span.get("max_val"))

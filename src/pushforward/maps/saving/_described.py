@@ -150,6 +150,11 @@ def build(data: Any, where: str = "the model", depth: int = 0) -> Any:
         return data
     if "float" in data or "tensor" in data:
         return _special(data, where)
+    return _object(data, where, depth)
+
+
+def _object(data: dict[str, Any], where: str, depth: int) -> Any:
+    """An object of a known class, made of the arguments in a description."""
     name = data.get("class")
     if not isinstance(name, str) or name not in KINDS:
         raise ValueError(
@@ -164,10 +169,10 @@ def build(data: Any, where: str = "the model", depth: int = 0) -> Any:
                 f"{name} has no argument {key!r}. It has: {', '.join(parameters) or 'none'}."
             )
     made = {k: build(v, f"`{k}` of {name}", depth + 1) for k, v in given.items()}
-    several = next((p for p in parameters.values() if p.kind is Parameter.VAR_POSITIONAL), None)
-    parts = made.pop(several.name, ()) if several is not None else ()
+    several = next((k for k, p in parameters.items() if p.kind is p.VAR_POSITIONAL), "")
+    parts = made.pop(several, ())
     if not isinstance(parts, tuple):
-        raise ValueError(f"`{several.name if several else ''}` of {name} must be a list.")
+        raise ValueError(f"`{several}` of {name} must be a list.")
     try:
         return cls(*parts, **made)
     except (ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
