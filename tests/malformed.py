@@ -65,7 +65,7 @@ INFINITE[3, 0] = np.inf
 
 ARRAYS = {
     "empty": b"",
-    "magic": b"\x93NUMP" + VALID[5:],
+    "magic": b"\x93NUMPZ" + VALID[6:],
     "cut in the magic": VALID[:4],
     "cut in the header": VALID[:60],
     "cut in the numbers": VALID[:-9],
@@ -184,7 +184,6 @@ PLACES: dict[str, Make] = {
     "a link to nothing": _dangling,
     "a link to itself": _loop,
     "a pipe": _pipe,
-    "a zero byte": lambda folder: str(folder / "a\0b.npy"),
     "a long name": lambda folder: str(folder / ("x" * 300 + ".npy")),
     "a script as name": lambda folder: str(folder / "<script>alert(1)<" / "script>.npy"),
     "a name of two lines": lambda folder: str(folder / "two\nlines.npy"),
@@ -341,7 +340,9 @@ def exports(valid: bytes) -> dict[str, bytes]:
     tensor = lambda c: next(iter(c["config"].values()))
 
     def rename(program: dict) -> None:
-        text = json.dumps(program).replace('"x"', f'"x={TOUCH}"')
+        inputs = program["graph_module"]["signature"]["input_specs"]
+        name = inputs[-1]["user_input"]["arg"]["as_tensor"]["name"]
+        text = json.dumps(program).replace(f'"{name}"', f'"{name}={TOUCH}"')
         program.clear()
         program.update(json.loads(text))
 

@@ -1,7 +1,6 @@
 """Files for the command `pushforward`: read right, or refused in one line, and never executed."""
 
 import io
-import itertools
 import json
 import zipfile
 from pathlib import Path
@@ -22,9 +21,10 @@ ROWS = malformed.ROWS
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current folder, with two valid files of points."""
+    """The current folder, with valid files of points and of weights."""
     monkeypatch.chdir(tmp_path)
     np.save("good.npy", ROWS)
+    np.save("weights.npy", np.ones(len(ROWS)))
     return tmp_path
 
 
@@ -129,7 +129,7 @@ VERBS = {
     "relate a": lambda file: ["relate", file, "good.npy", "--eps", "1", "--out", "plan.npz"],
     "relate b": lambda file: ["relate", "good.npy", file, "--eps", "1", "--out", "plan.npz"],
     "relate --mass": lambda file: [
-        "relate", "good.npy", "good.npy", "--mass", "good.npy", file, "--eps", "1",
+        "relate", "good.npy", "good.npy", "--mass", "weights.npy", file, "--eps", "1",
         "--out", "plan.npz",
     ],
     "audit --data": lambda file: ["audit", "torch:tanh", "--data", file, "--json", "out.json"],
@@ -146,8 +146,7 @@ def refuse(arguments: list[str], capfd: pytest.CaptureFixture[str], folder: Path
     out, err = capfd.readouterr()
     assert code == 2, (code, out, err)
     assert not out and len(err.splitlines()) == 1 and err.startswith("pushforward: "), (out, err)
-    assert "Traceback" not in err and len(err) < 1500 and err.isprintable() or err.endswith("\n")
-    assert not any(ord(c) < 32 for c in err[:-1]), err
+    assert "Traceback" not in err and len(err) < 1500 and err[:-1].isprintable(), err
     assert set(folder.rglob("*")) == before
     return err
 
@@ -155,11 +154,8 @@ def refuse(arguments: list[str], capfd: pytest.CaptureFixture[str], folder: Path
 @pytest.mark.parametrize("name", malformed.FILES)
 def test_malformed_rows_are_refused_by_every_verb(name, folder, capfd):
     file = malformed.FILES[name](folder)
-    one = not name.startswith(tuple(".npy .csv .parquet".split()))
-    verbs = VERBS if one else itertools.islice(VERBS.items(), 5)
-    for verb in dict(verbs):
-        line = refuse(VERBS[verb](file), capfd, folder)
-        assert Path(file).name[:20].replace("\0", "")[:1] in line
+    for arguments in VERBS.values():
+        assert repr(file) in refuse(arguments(file), capfd, folder)
 
 
 def test_there_are_hundreds_of_malformed_inputs():
@@ -198,6 +194,7 @@ CODE = {
         "m.py:make", "line 4: `heads` must be",
     ),
     "a folder": ("", ".:make", "no module"),
+    "a zero byte": ("", "a\0b.pt2", "zero byte"),
     "a pickle": ("", "model.pt", "can hold pickles"),
     "unknown": ("", "model.onnx", "is no model"),
     "no dimension": ("def make(x):\n    return x\n", "m.py:make", "cannot be seen"),

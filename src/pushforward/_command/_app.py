@@ -111,5 +111,6 @@ def _failed(error: Exception, code: int, debug: bool) -> int:
         words = f"{words.rstrip('.')}. See pushforward --help."
     if code == UNTRIED:
         words = f"{type(error).__name__}: {words} (--debug shows where)"
-    typer.echo(f"pushforward: {' '.join(words.split())}", err=True)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words.split()))
+    typer.echo(f"pushforward: {line}", err=True)  # no codes that a terminal would obey
     return code

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ._plain import size
-from ._programs import Inputs, checked_inputs, checked_program
+from ._programs import checked_inputs, checked_program
 
 MOST_ENTRIES = 20_000
 """Files that an archive may have: two for each weight of a large model."""
@@ -94,11 +94,7 @@ def read_export(path: Path) -> Export:
     inputs = checked_inputs(program, name)
     entries["models/model.json"] = json.dumps(program).encode()
     entries[SAMPLES] = b""
-    return Export(_rebuilt(entries, name), inputs.dim, inputs.least, _most(inputs))
-
-
-def _most(inputs: Inputs) -> int | None:
-    return inputs.most
+    return Export(_rebuilt(entries, name), inputs.dim, inputs.least, inputs.most)
 
 
 def _entries(path: Path, name: str) -> dict[str, bytes]:
@@ -215,27 +211,34 @@ def _rebuilt(entries: dict[str, bytes], name: str) -> nn.Module:
         for short, data in entries.items():
             archive.writestr(f"model/{short}", data)
     copy.seek(0)
-    try:
-        with _silent("torch.export", "torch._export"):
-            program = torch.export.load(copy)
-            return program.module(check_guards=False)
-    except Exception as error:  # PyTorch checks little, and breaks in many ways
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[-1].strip()[:200]}" if lines else ""
-        raise ValueError(
-            f"{name} cannot be rebuilt by PyTorch {torch.__version__}: {reason} {AGAIN}"
-        ) from error
+    with _errors_logged("torch.export", "torch._export.serde.serialize") as logged:
+        try:
+            return torch.export.load(copy).module(check_guards=False)
+        except Exception as error:  # PyTorch checks little, and breaks in many ways
+            cause = logged[0] if logged else error
+            lines = [line for line in str(cause).splitlines() if line.strip()]
+            reason = lines[-1].strip()[:200].rstrip(".") if lines else "no reason given"
+            raise ValueError(
+                f"{name} cannot be rebuilt by PyTorch {torch.__version__}: "
+                f"{type(cause).__name__}: {reason}. {AGAIN}"
+            ) from cause
 
 
 @contextmanager
-def _silent(*names: str) -> Iterator[None]:
-    """Loggers say nothing for a while: what they would say is in the error."""
+def _errors_logged(*names: str) -> Iterator[list[BaseException]]:
+    """Loggers say nothing, and the errors that they would show are collected."""
+    found: list[BaseException] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            found.append(record.exc_info[1])
+        return False
+
     loggers = [logging.getLogger(name) for name in names]
-    before = [logger.disabled for logger in loggers]
     for logger in loggers:
-        logger.disabled = True
+        logger.addFilter(collect)
     try:
-        yield
+        yield found
     finally:
-        for logger, was in zip(loggers, before, strict=True):
-            logger.disabled = was
+        for logger in loggers:
+            logger.removeFilter(collect)

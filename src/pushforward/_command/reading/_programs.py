@@ -138,8 +138,7 @@ def _call(entry: dict[str, Any], name: str) -> dict[str, Any]:
         "", name, 0,
     )  # fmt: skip
     for side in ("in_spec", "out_spec"):
-        protocol, spec = json.loads(entry["signature"][side])
-        _check_spec(spec, name, 0)
+        protocol, spec = _container(entry["signature"][side], name)
         if side == "in_spec" and spec["children_spec"][1]["children_spec"]:
             raise ValueError(
                 f"{name} takes arguments by keyword. Export a model that takes them by position."
@@ -148,17 +147,34 @@ def _call(entry: dict[str, Any], name: str) -> dict[str, Any]:
     return {"fqn": "", "signature": signature}
 
 
+def _container(text: str, name: str) -> tuple[int, dict[str, Any]]:
+    """The containers of inputs or outputs, and the protocol they are written in."""
+    try:
+        protocol, spec = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(name, f"its inputs and outputs are no JSON: {error}") from None
+    if type(protocol) is not int:
+        raise _damaged(name, "its inputs and outputs have no protocol")
+    _check_spec(spec, name, 0)
+    return protocol, spec
+
+
 def _check_spec(spec: dict[str, Any], name: str, depth: int) -> None:
     """Raise unless a container is a tuple, a list or a dictionary with names as keys."""
     kind, context = spec["type"], spec["context"]
     plain = kind in (None, "builtins.tuple", "builtins.list") and context in (None, "null")
-    keys = json.loads(context) if kind == "builtins.dict" else []
+    try:
+        keys = json.loads(context) if kind == "builtins.dict" else []
+    except (ValueError, RecursionError):
+        raise _strange(name, str(context)) from None
     if depth > 5 or not (plain or kind == "builtins.dict"):
         raise ValueError(
             f"{name} has inputs or outputs of the type {str(kind)[:80]!r}. Export a model that "
             "takes tensors, and returns tensors, tuples, lists or dictionaries."
         )
-    if not all(isinstance(k, str) and NAME.fullmatch(k) for k in keys):
+    if not isinstance(keys, list) or not all(
+        isinstance(k, str) and NAME.fullmatch(k) for k in keys
+    ):
         raise _strange(name, str(keys))
     for child in spec["children_spec"]:
         _check_spec(child, name, depth + 1)
