@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from ._flow import flow
 from ._audit import audit
+from ._flow import flow
 from ._relate import relate
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
 from ._verify import verify
