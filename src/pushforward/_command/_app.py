@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from ._audit import audit
+from ._flow import flow
 from ._relate import relate
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
 from ._tour import tour
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(verify)
 app.command()(audit)
+app.command()(flow)
 app.command()(relate)
 app.command()(tour)
 

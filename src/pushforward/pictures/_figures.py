@@ -1,18 +1,15 @@
-"""Figures of relations and of moving clouds with matplotlib, which is imported only here."""
+"""Figures of relations and of rates with matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from numpy import ndarray
 from torch import Tensor
 
-from .._tools.checks import check_kind, check_number, check_path, check_range
-from .._tools.output import atomic_file
+from .._tools.checks import check_kind, check_range
 from ..measures import Measure, check_measures
 from ..relations import Conditional, Coupling, Masses, Relation
 
@@ -38,7 +35,7 @@ def heatmap(relation: Relation) -> Figure:
         >>> figure.savefig("relation.png")  # doctest: +SKIP
     """
     p = _matrix(relation)
-    figure = _figure((5.2, 4.6))
+    figure = new_figure((5.2, 4.6))
     ratios = dict(width_ratios=(5, 1), height_ratios=(1, 5), wspace=0.05, hspace=0.05)
     grid = figure.add_gridspec(2, 2, **ratios)
     image = figure.add_subplot(grid[1, 0])
@@ -136,70 +133,6 @@ def transported(relation: Relation, mu: Measure, nu: Measure) -> Figure:
     return figure
 
 
-def trajectories(times: Tensor, measures: Sequence[Measure]) -> Figure:
-    """Paths of atoms: against time in one dimension, else in the plane of two coordinates.
-
-    Args:
-        times: one for each measure.
-        measures: the same atoms at each time, not batched.
-
-    Examples:
-        >>> mu = pf.Measure(torch.randn(9, 2))
-        >>> figure = pf.pictures.trajectories(torch.tensor([0.0, 1.0]), [mu, mu.push(torch.sin)])
-    """
-    paths = _paths(measures)
-    figure, axes = _axes((5, 5) if paths.shape[-1] > 1 else (6, 4))
-    shades = _array((measures[0].normalise().weights * paths.shape[1]).clamp(0.15, 1))
-    on_the_line = paths.shape[-1] == 1
-    for k, shade in enumerate(shades.tolist()):
-        x, y = (_array(times), paths[:, k, 0]) if on_the_line else paths[:, k, :2].T
-        axes.plot(x, y, color=BLUE, lw=0.7, alpha=0.6 * shade)
-    if on_the_line:
-        axes.set(xlabel="t", ylabel="x")
-    else:
-        axes.plot(*paths[0, :, :2].T, ".", color=GREY, ms=3, label=f"t = {times[0].item():g}")
-        axes.plot(*paths[-1, :, :2].T, ".", color=RED, ms=5, label=f"t = {times[-1].item():g}")
-        axes.set_aspect("equal")
-        axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def animate(
-    times: Tensor, measures: Sequence[Measure], file: str | PathLike, *, seconds: float = 5.0
-) -> None:
-    """Write an animation of a moving cloud as a GIF.
-
-    Args:
-        times: one for each measure.
-        measures: the same atoms at each time, not batched.
-        file: the file to write, `*.gif`.
-        seconds: the duration of the animation.
-    """
-    check_number("seconds", seconds)
-    check_path("file", file)
-    if Path(file).suffix.lower() != ".gif":
-        raise ValueError(f"`file` must end in .gif, as an animation is a GIF, got {str(file)!r}.")
-    paths = _paths(measures)
-    figure, axes = _axes((4, 4))
-    from matplotlib.animation import FuncAnimation, PillowWriter
-
-    flat = paths[..., :2] if paths.shape[-1] > 1 else paths.repeat(2, -1) * (1, 0)
-    low, high = flat.min((0, 1)), flat.max((0, 1))
-    pad = 0.05 * (high - low).max() + 1e-9
-    axes.set(xlim=(low[0] - pad, high[0] + pad), ylim=(low[1] - pad, high[1] + pad))
-    axes.set_aspect("equal")
-    (dots,) = axes.plot(*flat[0].T, ".", color=BLUE, ms=4)
-
-    def draw(k: int) -> tuple:
-        dots.set_data(*flat[k].T)
-        axes.set_title(f"t = {times[k].item():.3g}", fontsize=9)
-        return (dots,)
-
-    moving = FuncAnimation(figure, draw, frames=len(flat))
-    with atomic_file(file) as draft:
-        moving.save(draft, PillowWriter(fps=max(1, round(len(flat) / seconds))))
-
-
 def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: float) -> Figure:
     """Errors against sizes, on logarithmic axes, with the slope that theory predicts.
 
@@ -216,14 +149,6 @@ def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: fl
     axes.set(xlabel=name, ylabel="error")
     axes.legend(frameon=False)
     return figure
-
-
-def _paths(measures: Sequence[Measure]) -> ndarray:
-    """Atoms with mass as an array `(times, atoms, d)`."""
-    if measures[0].batch_shape:
-        raise ValueError("A picture shows one measure, got a batch. Flow `mu[k]` alone.")
-    alive = measures[0].log_weights > -torch.inf
-    return _array(torch.stack([mu.atoms[alive] for mu in measures]))
 
 
 def _matrix(relation: Relation) -> Tensor:
@@ -248,7 +173,7 @@ def _title(relation: Relation) -> str:
     return title
 
 
-def _figure(size: tuple[float, float]) -> Figure:
+def new_figure(size: tuple[float, float]) -> Figure:
     """A figure outside the global state of pyplot."""
     try:
         from matplotlib.figure import Figure
@@ -259,5 +184,5 @@ def _figure(size: tuple[float, float]) -> Figure:
 
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
     """A figure with one pair of axes."""
-    figure = _figure(size)
+    figure = new_figure(size)
     return figure, figure.add_subplot()
