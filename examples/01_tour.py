@@ -16,6 +16,7 @@ from rich.table import Table
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).with_name("style.mplstyle"))
 torch.manual_seed(1)
 console = Console()
 
@@ -88,23 +89,17 @@ with Progress(console=console, transient=True) as progress, torch.no_grad():
 console.print(table)
 
 columns = [0, 2, 4, 8, 16]
-figure, axes = plt.subplots(2, len(columns), figsize=(12, 5.4), sharex=True, sharey=True)
-colours = [["tab:blue", "tab:orange", "tab:green"][g] for g in group.tolist()]
+figure, axes = plt.subplots(2, len(columns), figsize=(10, 4.6), sharex=True, sharey=True)
+colours = [f"C{g}" for g in group.tolist()]
 for line, (name, clouds) in zip(axes, shown.items(), strict=True):
     for panel, place in zip(line, columns, strict=True):
         cloud = clouds[place]
-        panel.scatter(*cloud.atoms.T, s=2500 * cloud.weights, c=colours, alpha=0.5, lw=0)
+        panel.scatter(*cloud.atoms.T, s=1800 * cloud.weights, c=colours, alpha=0.5, lw=0)
         if line[0] is axes[0, 0]:
-            panel.set_title(f"after block {place // 2}" if place else "the tokens", fontsize=9)
+            panel.set_title(f"after block {place // 2}" if place else "the tokens")
         panel.set_aspect("equal")
     line[0].set_ylabel(name)
-figure.suptitle(
-    "The same tokens and layers, different weights: $\\Gamma(\\mu, x)$ depends on $\\mu$\n"
-    "(colour: group, area: weight)",
-    fontsize=11,
-)
-figure.tight_layout()
 out = Path("out/tour.png")
 out.parent.mkdir(exist_ok=True)
-figure.savefig(out, dpi=110)
+figure.savefig(out)
 console.print(f"Picture: [bold]{out}[/bold]. Next, see README.md and examples/.")

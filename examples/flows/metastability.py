@@ -4,6 +4,7 @@ If the inverse temperature beta is large, tokens soon form several clusters. The
 times exponential in beta. On a logarithmic time axis the energy is a staircase.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -15,30 +16,38 @@ import torch
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).parents[1] / "style.mplstyle")
 small = "--small" in sys.argv
-torch.manual_seed(2)
+torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
-beta, eye = 9.0, torch.eye(2)
-t1 = 30.0 if small else 3e4
+beta, eye = 4.0, torch.eye(2)
+t1 = 10.0 if small else 1000.0
 angle = 2 * torch.pi * torch.rand(20 if small else 60)
 mu = pf.Measure(torch.stack([angle.cos(), angle.sin()], -1))
 field = pf.fields.SelfAttention(beta * eye, eye, eye, manifold=pf.Sphere())
-clock = torch.logspace(-2, torch.log10(torch.tensor(t1)).item(), 120).tolist()[:-1]
+clock = torch.logspace(-2, math.log10(t1), 120).tolist()[:-1]
 path = pf.flow(field, mu, t1=t1, solver=pf.Dopri5(rtol=1e-6), save=clock)
 energy, count = path.energy(), path.cluster_count(tol=0.05)
-middle = len(count) // 2
-print(f"{count[0]} clusters at first, {count[middle]} at t = {path.times[middle]:.3g}, ", end="")
-print(f"{count[-1]} at t = {t1:g}")
+falls = [k for k in range(1, len(count)) if count[k] < count[k - 1] and count[k] < 5]
+print(f"{count[0]} groups of tokens at first, {count[-1]} at t = {t1:g}")
+for k in falls:
+    print(f"at t = {path.times[k]:6.1f} there are {count[k]}, and the energy is {energy[k]:.2f}")
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-turns = torch.stack([torch.atan2(m.atoms[:, 1], m.atoms[:, 0]) for m in path])
-left.plot(path.times[1:], turns[1:], ".", color="#1f6f8b", ms=1)
-left.set(xscale="log", xlabel="t", ylabel="angle", title="tokens on the circle")
-right.plot(path.times[1:], energy[1:], color="#c8553d")
-right.set(xscale="log", xlabel="t", ylabel="energy (red)", title="energy and clusters")
+figure, (left, right) = plt.subplots(1, 2)
+turns = torch.stack([torch.atan2(m.atoms[:, 1], m.atoms[:, 0]) for m in path]).rad2deg()
+left.plot(path.times[1:], turns[1:], ".", color="C0", ms=1.5)
+left.set(xscale="log", xlabel="time", ylabel="angle in degrees", ylim=(-180, 180))
+left.set(
+    title="60 tokens on the circle (-180° and 180° are one point)", yticks=range(-180, 181, 90)
+)
+right.plot(path.times[1:], energy[1:], color="C0", label="energy")
+right.set(xscale="log", xlabel="time", ylabel="energy", title="Energy rises when clusters merge")
 twin = right.twinx()
-twin.step(path.times[1:], count[1:], color="#8a8a8a")
-twin.set_ylabel("number of clusters (grey)")
+twin.spines.right.set_visible(True)
+twin.step(path.times[1:], count[1:], color="C1", where="post", label="number of clusters")
+twin.set_ylabel("number of clusters")
+lines = [*right.lines, *twin.lines]
+right.legend(lines, [line.get_label() for line in lines], loc="center left")
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/metastability.png", dpi=110)
+figure.savefig("out/metastability.png")
 print("Picture: out/metastability.png")
