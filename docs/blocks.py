@@ -127,7 +127,7 @@ def run(page: Path, folder: Path) -> list[dict]:
 
 
 def _python(block: Block, page: Path, namespace: dict) -> dict:
-    """Execute a block; its last expression is shown as at a prompt."""
+    """Execute a block; its last expression is shown as at a prompt, unless a semicolon ends it."""
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
 
@@ -149,7 +149,7 @@ def _python(block: Block, page: Path, namespace: dict) -> dict:
     plt.close("all")
     if isinstance(value, str) and value.lstrip().startswith("<svg"):
         figures.append(value)
-    elif value is not None and not isinstance(value, Figure):
+    elif value is not None and not isinstance(value, Figure) and not block.code.endswith(";\n"):
         out.write(repr(value) + "\n")
     return {"text": out.getvalue(), "figures": figures, "raised": raised}
 

@@ -21,7 +21,6 @@ def page(name: Path, code: str) -> str:
     """The page of a program, as Markdown."""
     docstring = ast.get_docstring(ast.parse(code))
     says, _, rest = docstring.partition("\n\n")
-    return (
-        f"---\nsearch:\n  boost: 0.5\n---\n# `{name.relative_to('examples')}`\n\n{says}\n\n{rest}\n\n"
-        f"Run it with `python {name}` in the folder of the project.\n\n```python\n{code}```\n"
-    )
+    title = f"---\nsearch:\n  boost: 0.5\n---\n# `{name.relative_to('examples')}`"
+    how = f"Run it with `python {name}` in the folder of the project."
+    return "\n\n".join([title, says, rest, how, f"```python\n{code}```\n"])
