@@ -36,6 +36,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache" / "blocks"
@@ -127,7 +128,10 @@ def run(page: Path, folder: Path) -> list[dict]:
 
 
 def _python(block: Block, page: Path, namespace: dict) -> dict:
-    """Execute a block; its last expression is shown as at a prompt, unless a semicolon ends it."""
+    """Execute a block; its last expression is shown, unless a semicolon ends it.
+
+    A path is not shown: it stands for a file, which is.
+    """
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
 
@@ -149,7 +153,7 @@ def _python(block: Block, page: Path, namespace: dict) -> dict:
     plt.close("all")
     if isinstance(value, str) and value.lstrip().startswith("<svg"):
         figures.append(value)
-    elif value is not None and not isinstance(value, Figure) and not block.code.endswith(";\n"):
+    elif not isinstance(value, NoneType | Figure | Path) and not block.code.endswith(";\n"):
         out.write(repr(value) + "\n")
     return {"text": out.getvalue(), "figures": figures, "raised": raised}
 
