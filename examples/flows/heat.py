@@ -43,7 +43,7 @@ for ax, (name, (normaliser, speed)) in zip(axes, choices.items(), strict=True):
     exact = density(line, 0.1 + speed * t1)
     label = f"heat flow, diffusivity {speed / 2:g}, t = {t1}"
     ax.plot(line, exact / (exact.sum() * (line[1] - line[0])), "--", color="C1", label=label)
-    ax.set(title=f"{name.capitalize()} attention", xlabel="position", xlim=(-4, 4), ylim=(0, 1.05))
+    ax.set(title=f"{name.capitalize()} attention", xlabel="position", xlim=(-4, 4), ylim=(0, 0.75))
     ax.legend()
 axes[0].set_ylabel("density")
 Path("out").mkdir(exist_ok=True)
