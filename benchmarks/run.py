@@ -215,6 +215,8 @@ In float32, with one head. "With gradients" is the forward and the backward pass
 of queries, keys, values and weights. The error is relative to a computation in float64. The
 dense reference is left out above 8,192 points, where its matrices take gigabytes.
 
+<!-- chart: reductions -->
+
 {reductions}
 
 ## Memory
@@ -224,6 +226,8 @@ backward pass with d = 4 in float32. The first three rows are streamed reduction
 are two Sinkhorn steps and an application of the plan, with gradients through the steps and with
 implicit gradients. The columns are numbers of points. One dense 32,768 x 32,768 matrix would
 take 4,295 MB.
+
+<!-- chart: memory -->
 
 {memory}
 
@@ -252,10 +256,14 @@ the kernel domain (POT `sinkhorn`, OTT kernel) store $e^{{-c/\varepsilon}}$ itse
 underflows at small temperatures. Ours stores the kernel at its current potentials if it takes at
 most 1 GiB, and "streamed" never does.
 
+<!-- chart: sinkhorn -->
+
 {sinkhorn}
 ## Small doubly stochastic matrices
 
 Measured by `benchmarks/stochastic.py`.
+
+<!-- chart: stochastic -->
 
 {stochastic}
 ## Flows
@@ -263,6 +271,8 @@ Measured by `benchmarks/stochastic.py`.
 The flow of softmax attention in three dimensions, measured by `benchmarks/flows.py`. The naive
 loop stores all pairs, and so does PyTorch's `scaled_dot_product_attention` (SDPA) in float32
 with heads of dimension three.
+
+<!-- chart: flows -->
 
 {flows}
 On a GPU:
@@ -273,6 +283,8 @@ On a GPU:
 ## Verdicts and audits
 
 Measured by `benchmarks/verdicts.py`.
+
+<!-- chart: verdicts -->
 
 {verdicts}
 ## Transport on the line

@@ -1,4 +1,4 @@
-"""Turn the formulas of a page into MathML while the site is built, and add the stylesheet.
+"""Turn the formulas of a page into MathML while the site is built.
 
 Pages then need neither scripts nor the network to show formulas.
 """
@@ -20,12 +20,6 @@ POLISH = {
 }
 PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)<mi>&#x02032;</mi></msup>")  # the glyph is raised
 NAME = re.compile(r"<mo>(sign|div|osc|diam)</mo>")  # a function, without the spaces of an operator
-
-
-def on_config(config, **_):
-    """Use the stylesheet of formulas and tables on every page."""
-    config["extra_css"].append("assets/site.css")
-    return config
 
 
 def on_page_content(content, **_):

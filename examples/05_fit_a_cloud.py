@@ -14,6 +14,7 @@ from rich.progress import track
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).with_name("style.mplstyle"))
 torch.manual_seed(0)
 angle = torch.rand(400) * 2 * torch.pi
 ring = torch.stack([angle.cos(), angle.sin()], -1) + 0.05 * torch.randn(400, 2)
@@ -26,9 +27,9 @@ losses = {
     "MMD": lambda mu: pf.mmd(mu, target, bandwidth=0.5),
 }
 start = 0.4 * torch.randn(300, 2)
-figure, axes = plt.subplots(1, 5, figsize=(14, 3.2), sharex=True, sharey=True)
-axes[0].scatter(*ring.T, s=4000 * target.weights, alpha=0.5, lw=0, c="tab:gray")
-axes[0].set_title("target", fontsize=9)
+figure, axes = plt.subplots(1, 5, figsize=(10, 2.6), sharex=True, sharey=True)
+axes[0].scatter(*ring.T, s=2000 * target.weights, alpha=0.5, lw=0, c="C1")
+axes[0].set_title("The target")
 for panel, (name, loss) in zip(axes[1:], losses.items(), strict=True):
     atoms = start.clone().requires_grad_()
     logits = torch.zeros(300, requires_grad=True)
@@ -41,12 +42,11 @@ for panel, (name, loss) in zip(axes[1:], losses.items(), strict=True):
     final = pf.Measure(atoms.detach(), log_weights=logits.detach().log_softmax(-1))
     far = pf.wasserstein(final, target, p=2).item()
     print(f"{name:16s} loss {value.item():.4f}, W2 distance to the target {far:.4f}")
-    panel.scatter(*final.atoms.T, s=3000 * final.weights, alpha=0.5, lw=0)
-    panel.set_title(name, fontsize=9)
+    panel.scatter(*final.atoms.T, s=1500 * final.weights, alpha=0.5, lw=0)
+    panel.set_title(name)
 for panel in axes:
     panel.set_aspect("equal")
-figure.tight_layout()
 out = Path("out/fit.png")
 out.parent.mkdir(exist_ok=True)
-figure.savefig(out, dpi=110)
+figure.savefig(out)
 print(f"Picture: {out}")

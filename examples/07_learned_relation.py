@@ -18,6 +18,7 @@ from rich.progress import track
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).with_name("style.mplstyle"))
 torch.manual_seed(0)
 steps = 40 if "--small" in sys.argv else 350
 
@@ -69,14 +70,13 @@ for _ in track(range(steps), description="training on clouds of 8 to 24 points")
     optimiser.step()
 after = report("trained")
 
-figure, axes = plt.subplots(1, 3, figsize=(10, 3.4))
+figure, axes = plt.subplots(1, 3)
 rows, columns = (eccentricity(m, m.atoms)[:, 0].argsort() for m in shown)
 plans = {"untrained": before, "trained": after, "the rule": rule(*shown).matrix()}
 for panel, (name, plan) in zip(axes, plans.items(), strict=True):
-    panel.imshow(plan[rows][:, columns] / plan.sum(1)[rows, None], cmap="magma", vmax=0.12)
+    panel.imshow(plan[rows][:, columns] / plan.sum(1)[rows, None], vmin=0, vmax=0.12)
     panel.set(title=name, xlabel="nu, from the centre outwards", ylabel="mu, from the centre")
-figure.tight_layout()
 out = Path("out/relation.png")
 out.parent.mkdir(exist_ok=True)
-figure.savefig(out, dpi=110)
+figure.savefig(out)
 print(f"Picture: {out}")

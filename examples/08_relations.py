@@ -12,6 +12,7 @@ from rich.table import Table
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).with_name("style.mplstyle"))
 torch.manual_seed(0)
 angle = 2 * torch.pi * torch.rand(120)
 ring = torch.stack([angle.cos(), angle.sin()], -1) * (1 + 0.05 * torch.randn(120, 1))
@@ -20,7 +21,7 @@ nu = pf.Measure(ring)  # a ring
 near = pf.SquaredDistance(0.05)
 
 table = Table("normaliser", "type", "largest use of a key", "unused keys", "cost", "steps")
-figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+figure, axes = plt.subplots(1, 3)
 for ax, (name, normaliser) in zip(
     axes,
     {
@@ -39,9 +40,9 @@ for ax, (name, normaliser) in zip(
     )  # fmt: skip
     sent = relation.apply(nu.atoms)
     for start, end in zip(mu.atoms.tolist(), sent.tolist(), strict=True):
-        ax.plot(*zip(start, end, strict=True), color="#8a8a8a", lw=0.5, zorder=1)
-    ax.scatter(*nu.atoms.numpy().T, 40 * used.numpy(), color="#c8553d", alpha=0.5, lw=0)
-    ax.scatter(*mu.atoms.numpy().T, 8, color="#1f6f8b", lw=0)
+        ax.plot(*zip(start, end, strict=True), color="C4", lw=0.5, zorder=1)
+    ax.scatter(*nu.atoms.numpy().T, 40 * used.numpy(), color="C1", alpha=0.5, lw=0)
+    ax.scatter(*mu.atoms.numpy().T, 8, color="C0", lw=0)
     ax.scatter(*sent.numpy().T, 8, color="black", lw=0)
     ax.set_title(f"{name}: a {type(relation).__name__.lower()}")
     ax.set_aspect("equal")
@@ -51,5 +52,5 @@ Console().print("Queries are a blob, keys a ring around it. The use of a key is 
 Console().print("receives divided by its weight. In the picture it is the size of the key.")
 Console().print(table)
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/relations.png", dpi=110)
+figure.savefig("out/relations.png")
 Console().print("Picture: out/relations.png")

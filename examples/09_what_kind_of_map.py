@@ -18,6 +18,7 @@ from rich.table import Table
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).with_name("style.mplstyle"))
 SMALL = "--small" in sys.argv
 law = lambda n, g: pf.Measure(2 * torch.rand(n, 2, generator=g).double() - 1)
 
@@ -41,14 +42,14 @@ for n in sizes:
     prompts.append(pf.wasserstein(alice, elise).item())
     answers.append(pf.wasserstein(a, b).item())
 
-figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-axes.loglog(sizes, names, "o-", color="#c8553d", label="images of the two names")
-axes.loglog(sizes, answers, "o-", color="#1f6f8b", label="the two answers, $W_1$")
-axes.loglog(sizes, prompts, "o-", color="#8a8a8a", label="the two prompts, $W_1$")
-axes.axhline(0.004, color="#c8553d", ls=":", lw=1, label="the two names")
+figure, axes = plt.subplots(figsize=(6.4, 3.7))
+axes.loglog(sizes, names, "o-", color="C1", label="images of the two names")
+axes.loglog(sizes, answers, "o-", color="C0", label="the two answers, $W_1$")
+axes.loglog(sizes, prompts, "o-", color="C2", label="the two prompts, $W_1$")
+axes.axhline(0.004, color="C1", ls=":", label="the two names themselves")
 axes.set(xlabel="tokens in the prompt", ylabel="distance")
-axes.legend(frameon=False)
+axes.legend()
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/alice.png", dpi=110)
+figure.savefig("out/alice.png")
 print("Longer prompts and their answers approach each other, the images of the names do not.")
 print("Picture: out/alice.png")

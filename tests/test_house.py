@@ -111,9 +111,14 @@ def test_dir_shows_the_names_and_the_chapters():
     assert set(dir(pf)) == set(pf.__all__) | chapters
 
 
+def api_pages() -> str:
+    """The text of all pages of the API."""
+    return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md")))
+
+
 def public_objects() -> dict[str, object]:
-    """The root's names, and everything the API page documents."""
-    paths = re.findall(r"^::: pushforward\.(\S+)", (ROOT / "docs" / "api.md").read_text(), re.M)
+    """The root's names, and everything the API pages document."""
+    paths = re.findall(r"^::: pushforward\.(\S+)", api_pages(), re.M)
     return {path: operator.attrgetter(path)(pf) for path in sorted({*paths, *pf.__all__})}
 
 
@@ -152,11 +157,11 @@ def test_every_public_object_has_a_real_docstring():
     check("without a real docstring", poor())
 
 
-def test_the_api_page_documents_every_root_name():
-    page = (ROOT / "docs" / "api.md").read_text()
+def test_the_api_pages_document_every_root_name():
+    page = api_pages()
     objects = (name for name in pf.__all__ if not isinstance(getattr(pf, name), ModuleType))
     missing = [name for name in objects if f"::: pushforward.{name}\n" not in page + "\n"]
-    check("not in the API page", missing)
+    check("not in the API pages", missing)
 
 
 # Sizes

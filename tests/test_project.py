@@ -32,10 +32,7 @@ for line in sys.stdin:
         os.chdir(job["cwd"])
         sys.argv = job["argv"]
         try:
-            if "code" in job:
-                exec(compile(job["code"], "<blocks>", "exec"), {"__name__": "__main__"})
-            else:
-                runpy.run_path(job["argv"][0], run_name="__main__")
+            runpy.run_path(job["argv"][0], run_name="__main__")
         except BaseException:
             traceback.print_exc()
             sys.stdout.flush()
@@ -51,16 +48,16 @@ interpreter that has done nothing but that."""
 
 @pytest.fixture(scope="module")
 def fresh():
-    """Run code, or a script with arguments, in a process of its own; an error fails the test."""
+    """Run a script with arguments in a process of its own; an error fails the test."""
     environment = {**os.environ, **ONE_CORE, "MPLBACKEND": "Agg"}
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
 
-    def run_job(cwd, argv, **job):
+    def run_job(cwd, argv):
         log = cwd / "log.txt"
-        job = {"cwd": str(cwd), "argv": argv, "log": str(log), **job}
+        job = {"cwd": str(cwd), "argv": argv, "log": str(log)}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         assert server.stdout.readline() == "0\n", log.read_text()[-3000:]
@@ -115,16 +112,18 @@ assert before == (torch.get_default_dtype(), torch.get_num_threads(), list(warni
 """)
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-PAGES = [page for page in PAGES if "```python" in page.read_text()]
+def site(name):
+    """A module of the documentation's machinery."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_blocks_of_the_documentation(page, tmp_path, fresh):
-    """All blocks of a page run, in order, after the two imports that pages of the site assume."""
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    given = "import torch, pushforward as pf\n" if page.parent != ROOT else ""
-    fresh(tmp_path, [""], code=given + "\n".join(blocks))
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_blocks_of_pages_outside_the_site(page):
+    """They run in order, by the program that runs those of the site when it is built."""
+    site("blocks").results([ROOT / page])
 
 
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
@@ -165,17 +164,9 @@ def test_memory_is_linear(arguments, record_property):
         assert large < 100
 
 
-def equations():
-    """The module that makes the table "Equation by equation"."""
-    spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_equation_by_equation():
     """Tags are written in one way, and every tag meets a statement about its formula."""
-    page = equations()
+    page = site("equations")
     rows = page.rows()  # it raises for a tag without a statement
     places = {(row.paper, row.place): row for row in rows}
     compose = places["A", "(8)"]
@@ -191,13 +182,14 @@ def test_equation_by_equation():
 
 
 def test_documentation_builds(tmp_path):
-    """Strictly, and with no formula left as dollars in the text."""
+    """Strictly, with the blocks of all pages run, and no formula left as dollars in the text."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    for page in tmp_path.glob("*.html"):
+    assert 'class="output"' in (tmp_path / "quickstart.html").read_text()
+    for page in tmp_path.rglob("*.html"):
         text = re.sub(r"<(code|script|pre)\b.*?</\1>", "", page.read_text(), flags=re.S)
         assert "$" not in text and "arithmatex" not in text, page.name
 

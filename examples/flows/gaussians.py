@@ -11,6 +11,7 @@ import torch
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).parents[1] / "style.mplstyle")
 small = "--small" in sys.argv
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
@@ -26,7 +27,7 @@ kinds = {
 }
 circle = torch.linspace(0, 2 * torch.pi, 80)
 circle = torch.stack([circle.cos(), circle.sin()], -1)
-figure, axes = plt.subplots(1, 4, figsize=(13, 3.4), layout="constrained")
+figure, axes = plt.subplots(1, 4, sharex=True, sharey=True)
 for ax, (name, options) in zip(axes, kinds.items(), strict=True):
     field = pf.fields.SelfAttention(Q, eye, V, **options)
     exact = pf.flows.gaussian(field, mean, cov, t1=3.0, save=6)
@@ -35,12 +36,14 @@ for ax, (name, options) in zip(axes, kinds.items(), strict=True):
     gap = (covs[-1] - exact.covariances[-1]).abs().max() / covs[0].abs().max()
     print(f"{name}: the covariance of {mu.n} particles at t = 3 is within {gap:.1%} of the limit")
     for k, (m, S) in enumerate(zip(exact.means, exact.covariances, strict=True)):
-        ax.plot(*(m + circle @ torch.linalg.cholesky(S).mT).T, color="#1f6f8b", alpha=0.3 + k / 10)
-    ax.plot(*exact.means.T, color="#1f6f8b", label="limit")
-    ax.plot(*means.T, ".", color="#c8553d", label="particles")
-    ax.set_title(name)
+        ax.plot(
+            *(m + circle @ torch.linalg.cholesky(S).mT).T, color="C0", lw=1, alpha=0.3 + k / 10
+        )
+    ax.plot(*exact.means.T, color="C0", label="limit")
+    ax.plot(*means.T, ".", color="C1", label="2,000 particles")
+    ax.set_title(f"{name} attention".capitalize())
     ax.set_aspect("equal")
-axes[0].legend(frameon=False)
+axes[3].legend(loc="lower right")
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/gaussians.png", dpi=110)
+figure.savefig("out/gaussians.png")
 print("Picture: out/gaussians.png")

@@ -17,6 +17,7 @@ import torch
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).parents[1] / "style.mplstyle")
 small = "--small" in sys.argv
 torch.set_default_dtype(torch.float64)
 eps, t1, one = 0.02, 0.4, torch.eye(1)
@@ -26,7 +27,7 @@ cdf = density(line, 0.1).cumsum(0)
 middles = (torch.arange(100 if small else 400) + 0.5) / (100 if small else 400)
 mu = pf.Measure(line[torch.searchsorted(cdf / cdf[-1], middles)][:, None])
 
-figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 2, sharey=True)
 choices = {"softmax": (pf.Softmax(), 2.0), "Sinkhorn": (pf.Sinkhorn(tol=1e-7), 1.0)}
 for ax, (name, (normaliser, speed)) in zip(axes, choices.items(), strict=True):
     pull = pf.fields.SelfAttention(
@@ -36,12 +37,15 @@ for ax, (name, (normaliser, speed)) in zip(axes, choices.items(), strict=True):
     path = pf.flow(field, mu, t1=t1, solver=pf.flows.Midpoint(steps=40 if small else 160))
     grown = (path[-1].covariance() - mu.covariance()).item()
     print(f"{name}: the variance grew by {grown:.3f} until t = {t1}; heat flow {speed * t1:.3f}")
-    ax.hist(mu.atoms[:, 0], 40, density=True, color="#8a8a8a", alpha=0.4, label="t = 0")
-    ax.hist(path[-1].atoms[:, 0], 40, density=True, color="#1f6f8b", alpha=0.5, label=f"t = {t1}")
+    ax.hist(mu.atoms[:, 0], 40, density=True, color="C4", alpha=0.35, label="points, t = 0")
+    points = path[-1].atoms[:, 0]
+    ax.hist(points, 40, density=True, color="C0", alpha=0.5, label=f"points, t = {t1}")
     exact = density(line, 0.1 + speed * t1)
-    ax.plot(line, exact / (exact.sum() * (line[1] - line[0])), color="#c8553d", label="heat flow")
-    ax.set_title(name)
-    ax.legend(frameon=False)
+    label = f"heat flow, diffusivity {speed / 2:g}, t = {t1}"
+    ax.plot(line, exact / (exact.sum() * (line[1] - line[0])), "--", color="C1", label=label)
+    ax.set(title=f"{name.capitalize()} attention", xlabel="position", xlim=(-4, 4), ylim=(0, 0.75))
+    ax.legend()
+axes[0].set_ylabel("density")
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/heat.png", dpi=110)
+figure.savefig("out/heat.png")
 print("Picture: out/heat.png")

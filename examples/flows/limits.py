@@ -14,6 +14,7 @@ import torch
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).parents[1] / "style.mplstyle")
 small = "--small" in sys.argv
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
@@ -30,15 +31,17 @@ tokens = pf.flows.token_study(
 )  # fmt: skip
 print(tokens)
 
-figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-titles = ("a residual network tends to its flow", "random tokens tend to their limit")
+figure, axes = plt.subplots(1, 2)
+titles = ("A residual network tends to its flow", "Random tokens tend to their limit")
 for ax, study, title in zip(axes, (depth, tokens), titles, strict=True):
     line = [study.errors[0] * (n / study.sizes[0]) ** study.expected for n in study.sizes]
-    ax.loglog(study.sizes, line, "--", color="#8a8a8a", label=f"slope {study.expected:g}")
-    measured = f"measured: {study.rate:.2f}"
-    ax.loglog(study.sizes, study.errors, "o-", color="#1f6f8b", label=measured)
-    ax.set(xlabel=study.name, ylabel="error", title=title)
-    ax.legend(frameon=False)
+    ax.loglog(study.sizes, line, "--", color="C4", label=f"theory, slope {study.expected:g}")
+    measured = f"measured, slope {study.rate:.2f}"
+    ax.loglog(study.sizes, study.errors, "o-", label=measured)
+    ax.set(xlabel=study.name, ylabel="distance", title=title)
+    ax.set_xticks(study.sizes, [str(n) for n in study.sizes], minor=False)
+    ax.set_xticks([], minor=True)
+    ax.legend()
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/limits.png", dpi=110)
+figure.savefig("out/limits.png")
 print("Picture: out/limits.png")

@@ -15,16 +15,18 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from rich.progress import track
 
 import pushforward as pf
 
+plt.style.use(Path(__file__).parents[1] / "style.mplstyle")
 small = "--small" in sys.argv
 rho = 0.5
 sizes = [16, 64] if small else [16, 64, 256, 1024]
 gammas = torch.linspace(0, 4, 5 if small else 33)
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-for n in sizes:
+figure, (left, right) = plt.subplots(1, 2, sharey=True)
+for n in track(sizes, "contexts"):
     gram = torch.full((n, n), rho) + (1 - rho) * torch.eye(n)
     mu = pf.Measure(torch.linalg.cholesky(gram))
     own, turned = [], []
@@ -37,10 +39,10 @@ for n in sizes:
     left.plot(gammas, own, label=f"n = {n}")
     right.plot(gammas, turned, label=f"n = {n}")
     print(f"n = {n}: weight on itself {own[0]:.3f} at gamma = 0, {own[-1]:.3f} at gamma = 4")
-for ax, title in ((left, "weight on itself"), (right, "mean inner product at t = 1")):
-    ax.axvline(1 / (1 - rho), color="#8a8a8a", ls="--")
+for ax, title in ((left, "Weight of a token on itself"), (right, "Mean inner product at t = 1")):
+    ax.axvline(1 / (1 - rho), color="C4", ls="--", label=r"$\gamma=1/(1-\rho)$")
     ax.set(title=title, xlabel=r"$\gamma$, with $\beta=\gamma\log n$")
-left.legend(frameon=False)
+right.legend()
 Path("out").mkdir(exist_ok=True)
-figure.savefig("out/long_context.png", dpi=110)
+figure.savefig("out/long_context.png")
 print("Picture: out/long_context.png")

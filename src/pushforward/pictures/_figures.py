@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,9 @@ def rates(name: str, sizes: Sequence[int], errors: Sequence[float], expected: fl
     axes.loglog(sizes, line, "--", color=GREY, label=f"slope {expected:g}")
     axes.loglog(sizes, errors, "o-", color=BLUE, label="measured")
     axes.set(xlabel=name, ylabel="error")
+    marked = sizes[:: math.ceil(len(sizes) / 8)]  # more labels would run into each other
+    axes.set_xticks(marked, [f"{n:,}" for n in marked])
+    axes.set_xticks([], minor=True)
     axes.legend(frameon=False)
     return figure
 
