@@ -88,7 +88,7 @@ SECTIONS = [
         ],
     ),
     Section(
-        "Potentials, up to a constant. Ours are scores. POT adds log weights, the others are costs.",
+        "Potentials, up to a constant. POT adds log weights. The others are `eps` times ours.",
         [
             Line(
                 "POT",
