@@ -2,11 +2,11 @@
 
 The self-attention dynamics of Geshkovski, Letrouit, Polyanskiy and Rigollet, "A mathematical
 perspective on transformers": Q, K and V are identities, scores are multiplied by beta, and tokens
-stay on the unit sphere. Above: 200 tokens on the sphere. Below, at the left: the number of clusters
-against time. At the right: tokens that start orthogonal, where all cosines are one number that
-solves an ordinary differential equation.
+stay on the unit sphere. Above: 200 tokens on the sphere. Below left: the number of clusters over
+time. Below right: tokens that start orthogonal, whose cosines all solve one differential equation.
 """
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -45,7 +45,7 @@ def cosine_curve(beta, n, times):
         return growth / (math.exp(beta * (1 - c)) + n - 1)
 
     c, values = 0.0, [0.0]
-    for start, end in zip(times, times[1:]):
+    for start, end in itertools.pairwise(times):
         h = (end - start) / 100
         for _ in range(100):
             k1 = speed(c)
@@ -81,7 +81,7 @@ for k, t in enumerate([0, 1, 10, 100]):
     ax.set(aspect="equal", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
     ax.set_title(rf"$\beta=9$, $t={path.times[where]:.3g}$")
     ax.axis("off")
-for beta, colour in zip(betas, COLOURS):
+for beta, colour in zip(betas, COLOURS, strict=True):
     count = paths[beta].cluster_count(tol=0.05)
     axes["count"].step(paths[beta].times[1:], count[1:], color=colour, where="post")
     axes["count"].plot([], [], color=colour, label=rf"$\beta={beta:g}$")
@@ -89,7 +89,7 @@ axes["count"].set(xscale="log", yscale="log", xlabel="time", title="number of cl
 axes["count"].legend(frameon=False)
 
 size, worst = 16 if small else 32, 0.0
-for beta, colour in zip(betas[:3], COLOURS):
+for beta, colour in zip(betas[:3], COLOURS[:3], strict=True):
     start = pf.Measure(torch.eye(size))
     times = torch.linspace(0, 12, 40).tolist()
     field, solver = attention(beta, size), pf.Dopri5(rtol=1e-9)
