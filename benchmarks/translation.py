@@ -88,18 +88,18 @@ SECTIONS = [
         ],
     ),
     Section(
-        "Potentials, up to a constant. POT adds log weights. The others are `eps` times ours.",
+        "Potentials, up to a constant. POT and OTT add log weights, OTT and GeomLoss count costs.",
         [
             Line(
                 "POT",
-                "(lambda u: u[3] - u[0])(ot.solve(C, a, b, reg=eps, **fine).potentials[0])",
-                "f[3] - f[0] + (a[3] / a[0]).log()",
+                "gap(ot.solve(C, a, b, reg=eps, **fine).potentials[0])",
+                "gap(f + a.log())",
             ),
-            Line("OTT", "out.f[3] - out.f[0]", "eps * (f[3] - f[0])"),
+            Line("OTT", "gap(out.f)", "eps * gap(f + a.log())"),
             Line(
                 "GeomLoss",
-                "2 * (lambda u: u[3] - u[0])(half(a, x, b, y)[0].flatten())",
-                "eps * (f[3] - f[0])",
+                "2 * gap(half(a, x, b, y)[0].flatten())",
+                "eps * gap(f)",
                 1e-4,
             ),
         ],
@@ -132,6 +132,7 @@ SECTIONS = [
                 "GeomLoss",
                 "(2 * SamplesLoss('energy')(a, x, b, y)) ** 0.5",
                 "pf.energy_distance(mu, nu)",
+                1e-5,  # GeomLoss smooths the distance
             ),
             Line(
                 "SciPy",
@@ -158,7 +159,12 @@ SECTIONS = [
                 "ot.sinkhorn_unbalanced(a, c, C, eps, rho, reg_type='kl', **many).max()",
                 "loose.matrix().max()",
             ),
-            Line("OTT", "unbalanced.matrix.sum()", "loose.mass()"),
+            Line("OTT", "unbalanced.matrix.sum()", "counted.mass()"),
+            Line(
+                "POT",
+                "ot.sinkhorn_unbalanced(a, c, C, eps, rho, reg_type='entropy', **many).sum()",
+                "counted.mass()",
+            ),
             Line(
                 "GeomLoss",
                 "2 * SamplesLoss(blur=blur, reach=reach, **slow)(a, x, c, y)",
@@ -188,6 +194,9 @@ def common() -> dict[str, object]:
     coupled = lambda mu, nu: pf.relate(mu, nu, affinity=near, normaliser=tight)
     pi = coupled(mu, nu)
     seeded = lambda: torch.Generator().manual_seed(7)
+    C = torch.cdist(x, y).square()
+    entropy = pf.Matrix(-(C / eps + a.log()[:, None] + (1.5 * b).log()))
+    gap = lambda u: u[3] - u[0]  # potentials are given up to a constant
     lines = torch.randn(64, 2, generator=seeded(), dtype=torch.float64)
     return {
         "pf": pf, "x": x, "y": y, "a": a, "b": b, "c": 1.5 * b, "eps": eps, "rho": rho,
@@ -195,14 +204,18 @@ def common() -> dict[str, object]:
         "line_mu": pf.Measure(x[:, :1], a), "line_nu": pf.Measure(y[:, :1], b),
         "coupled": coupled, "pi": pi, "f": pi.potentials[0], "seeded": seeded,
         "lines": (lines / lines.norm(dim=-1, keepdim=True)).T,
-        "loose": pf.relate(mu, heavy, affinity=near, normaliser=slack),
-        "C": torch.cdist(x, y).square(),
+        "gap": gap, "loose": pf.relate(mu, heavy, affinity=near, normaliser=slack),
+        "C": C,
+        "counted": pf.relate(
+            mu, heavy, affinity=entropy, normaliser=pf.Sinkhorn(tol=1e-11, slack=rho / eps)
+        ),
     }  # fmt: skip
 
 
 def names_of(package: str, ours: dict[str, object]) -> dict[str, object]:
     """The same data as arrays of another package, and what its expressions name."""
     arrays = {k: ours[k].numpy() for k in ("x", "y", "a", "b", "c", "C", "lines")}
+    arrays["gap"] = ours["gap"]
     eps, rho = ours["eps"], ours["rho"]
     if package == "POT":
         import ot
