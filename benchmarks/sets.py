@@ -6,7 +6,7 @@ place of a pixel and its ink. Ours reads the ink as the weight of the token, too
 heads. DeepSets is a network on each token, a mean, and a network on the mean, with as many
 parameters. Optimiser, schedule, epochs, batches and splits are the same.
 
-    python benchmarks/sets.py --seeds 5 --epochs 12     # results go to benchmarks/sets.json
+    python benchmarks/sets.py     # results go to benchmarks/sets.json
     python benchmarks/sets.py --table                   # makes benchmarks/sets.md of them
 """
 
@@ -162,8 +162,8 @@ def table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--tasks", nargs="*", default=["digit", "angle"])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -175,7 +175,7 @@ def main():
     if not options.table:
         results["about"] = describe()
         done = {(r["model"], r["task"], r["seed"], r["epochs"]) for r in results["runs"]}
-        for seed in range(options.seeds):
+        for seed in options.seeds:
             for task in options.tasks:
                 for name in options.models:
                     if (name, task, seed, options.epochs) in done:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import pushforward as pf
 
 TRAIN = 1347  # of 1797 digits
-WIDTH = 32
+WIDTH, BATCH, RATE = 32, 16, 5e-3
 
 
 def clouds(seed):
@@ -66,10 +66,10 @@ def model(outputs, pooling="mean"):
 def train(network, sets, loss, epochs, seed, what="training", collate=pf.collate):
     """Fit a network. Returns the median of the seconds an epoch took."""
     order = torch.Generator().manual_seed(seed)
-    loader = DataLoader(sets, 64, shuffle=True, generator=order, collate_fn=collate)
-    optimiser = torch.optim.AdamW(network.parameters(), 3e-3)
+    loader = DataLoader(sets, BATCH, shuffle=True, generator=order, collate_fn=collate)
+    optimiser = torch.optim.AdamW(network.parameters(), RATE)
     steps = epochs * len(loader)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, steps)
     seconds = []
     for _ in track(range(epochs), description=what):
         begin = time.perf_counter()
@@ -99,7 +99,7 @@ def angle_loss(output, target):
 
 def main():
     small = "--small" in sys.argv
-    epochs, count = (1, 128) if small else (12, TRAIN)
+    epochs, count = (1, 128) if small else (8, TRAIN)
     sets = clouds(seed=0)
     Path("out").mkdir(exist_ok=True)
 

@@ -34,7 +34,7 @@ def attention(beta, dim):
 def run(beta, mu, t1, points=60):
     clock = torch.logspace(-1, math.log10(t1), points).tolist()[:-1]
     solver = pf.Dopri5(rtol=1e-6)
-    return pf.flow(attention(beta, mu.dim), mu, t1=t1, solver=solver, save=clock, progress=False)
+    return pf.flow(attention(beta, mu.dim), mu, t1=t1, solver=solver, save=clock)
 
 
 def cosine_curve(beta, n, times):
@@ -93,7 +93,7 @@ for beta, colour in zip(betas[:3], COLOURS[:3], strict=True):
     start = pf.Measure(torch.eye(size))
     times = torch.linspace(0, 12, 40).tolist()
     field, solver = attention(beta, size), pf.Dopri5(rtol=1e-9)
-    path = pf.flow(field, start, t1=12.0, solver=solver, save=times[1:-1], progress=False)
+    path = pf.flow(field, start, t1=12.0, solver=solver, save=times[1:-1])
     off = ~torch.eye(size, dtype=torch.bool)
     cosines = torch.stack([(m.atoms @ m.atoms.T)[off] for m in path])
     exact = torch.tensor(cosine_curve(beta, size, times))
