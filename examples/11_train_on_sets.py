@@ -99,7 +99,7 @@ def angle_loss(output, target):
 
 def main():
     small = "--small" in sys.argv
-    epochs, count = (1, 128) if small else (8, TRAIN)
+    epochs, count = (1, 128) if small else (16, TRAIN)
     sets = clouds(seed=0)
     Path("out").mkdir(exist_ok=True)
 
