@@ -23,6 +23,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import pushforward as pf
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "sets.json"
 
@@ -92,8 +94,15 @@ def pad(samples):
     return (tokens, real), torch.utils.data.default_collate(targets)
 
 
+def weight_only(samples):
+    """Our batches without the ink as a coordinate: it is a weight and nothing else."""
+    mu, target = pf.collate(samples)
+    return mu.push(lambda x: x * x.new_tensor([1.0, 1.0, 0.0])), target
+
+
 MODELS = {
     "this library, mean pooling": (lambda n: SCRIPT.model(n, "mean"), None),
+    "the same, ink as weight only": (lambda n: SCRIPT.model(n, "mean"), weight_only),
     "this library, attention pooling": (lambda n: SCRIPT.model(n, "attention"), None),
     "padded `nn.TransformerEncoder`": (Encoder, pad),
     "DeepSets": (DeepSets, pad),

@@ -22,6 +22,7 @@ import pushforward as pf
 
 small = "--small" in sys.argv
 torch.set_default_dtype(torch.float64)
+SHOWN = [0.1, 1.0, 10.0, 100.0, 1000.0]
 COLOURS = ["#14417f", "#ac4603", "#02765f", "#994fa9"]
 t1, n = (10.0, 40) if small else (1000.0, 200)
 
@@ -33,6 +34,7 @@ def attention(beta, dim):
 
 def run(beta, mu, t1, points=60):
     clock = torch.logspace(-1, math.log10(t1), points).tolist()[:-1]
+    clock = sorted({*clock, *(t for t in SHOWN if t < t1)})
     solver = pf.Dopri5(rtol=1e-6)
     return pf.flow(attention(beta, mu.dim), mu, t1=t1, solver=solver, save=clock)
 
@@ -61,7 +63,7 @@ mu = pf.Measure(torch.randn(n, 3, generator=generator)).push(pf.Sphere().retract
 betas = [1.0, 4.0, 9.0, 25.0]
 paths = {beta: run(beta, mu, t1) for beta in track(betas, description="tokens on the sphere")}
 print("clusters of tokens that are closer than 0.05, at times")
-shown = [t for t in (0.1, 1, 10, 100, 1000) if t <= t1]
+shown = [t for t in SHOWN if t <= t1]
 print("beta   " + "".join(f"{t:>8g}" for t in shown))
 for beta, path in paths.items():
     count = path.cluster_count(tol=0.05)
@@ -79,7 +81,7 @@ for k, t in enumerate([0, 1, 10, 100]):
     ax.scatter(x[~front, 0], x[~front, 2], s=9, color=COLOURS[0], alpha=0.2)
     ax.scatter(x[front, 0], x[front, 2], s=9, color=COLOURS[0], alpha=0.7)
     ax.set(aspect="equal", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05))
-    ax.set_title(rf"$\beta=9$, $t={path.times[where]:.3g}$")
+    ax.set_title(rf"$\beta=9$, $t={path.times[where]:g}$")
     ax.axis("off")
 for beta, colour in zip(betas, COLOURS, strict=True):
     count = paths[beta].cluster_count(tol=0.05)
@@ -100,6 +102,7 @@ for beta, colour in zip(betas[:3], COLOURS[:3], strict=True):
     worst = max(worst, float((cosines - exact[:, None]).abs().max()))
     axes["cosine"].plot(times, exact, "--", color="#686e76", lw=3)
     axes["cosine"].plot(path.times, cosines.mean(1), color=colour, label=rf"$\beta={beta:g}$")
+axes["cosine"].plot([], [], "--", color="#686e76", lw=3, label="their equation")
 axes["cosine"].set(xlabel="time", ylim=(0, 1), title=f"cosine of {size} orthogonal tokens")
 axes["cosine"].legend(frameon=False)
 print(f"cosines from an orthogonal start differ from their equation by at most {worst:.0e}")
