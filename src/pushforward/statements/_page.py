@@ -7,7 +7,7 @@ import gzip
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
@@ -38,17 +38,34 @@ def page(record: Mapping[str, Any]) -> str:
     Args:
         record: the run, as `as_dict` makes it.
     """
-    order = list(FAMILIES)
-    found = sorted(record["statements"], key=lambda s: order.index(s["family"]))
+    found = _in_order(record["statements"])
     count = tally(found)
     parts = [
         *_head(record, found, count), _units(found), _legend(count), _families(found),
-        _bar(count), _caveats(found), *(_section(name, found) for name in FAMILIES),
+        _bar(count), _caveats(found), _sections(found),
         '<p id="none" hidden>No statement matches. '
         '<button class="btn" type="button" id="clear">Show all</button></p>',
         _interfaces(found), _foot(),
     ]  # fmt: skip
     return frame("pushforward, verify", _packed("\n".join(parts), found))
+
+
+def content(statements: Sequence[Found]) -> str:
+    """Some statements of a run as they are on the page, without anything around them.
+
+    Figures carry their data, for whoever draws them.
+
+    Args:
+        statements: of the run, as `as_dict` makes them.
+    """
+    found = _in_order(statements)
+    return f"{_caveats(found)}\n{_sections(found)}"
+
+
+def _in_order(found: Iterable[Found]) -> list[Found]:
+    """By family, in the order of the page."""
+    order = list(FAMILIES)
+    return sorted(found, key=lambda s: order.index(s["family"]))
 
 
 def _head(
@@ -173,14 +190,14 @@ def _caveat(c: Caveat, by_id: Mapping[str, Found]) -> str:
     return f'<article class="caveat" data-s="refuted">{head}<dl>{text}</dl></article>'
 
 
-def _section(family: str, found: Sequence[Found]) -> str:
-    cards = "".join(_card(s) for s in found if s["family"] == family)
-    if not cards:
-        return ""
-    return (
-        f'<section id="{family}" data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>{cards}'
-        "</section>"
-    )
+def _sections(found: Sequence[Found]) -> str:
+    parts = []
+    for family, title in FAMILIES.items():
+        cards = "".join(_card(s) for s in found if s["family"] == family)
+        if cards:
+            head = f'<section id="{family}" data-sec="{family}"><h2>{escape(title)}</h2>'
+            parts.append(f"{head}{cards}</section>")
+    return "\n".join(parts)
 
 
 def _card(s: Found) -> str:
