@@ -9,7 +9,7 @@ from . import paper_a, paper_b
 from ._caveats import CAVEATS, Caveat
 from ._checks import Check, Kind, bounded, built, holds, quoted, rate, refuted
 from ._figure import Figure, Series, series
-from ._page import content, page
+from ._page import cards, caveats, page
 from ._record import as_dict
 from ._run import Result, run_statement, select, verify
 from ._statement import REGISTRY, Setting, Statement, planted, replaced, statement
@@ -17,8 +17,8 @@ from ._summary import FAMILIES, PAPERS, Family, families, statuses, tally
 
 __all__ = [
     "CAVEATS", "Caveat", "Check", "FAMILIES", "Family", "Figure", "Kind", "PAPERS", "REGISTRY",
-    "Result", "Series", "Setting", "Statement", "as_dict", "bounded", "built", "content",
-    "families", "holds", "page", "paper_a", "paper_b", "planted", "quoted", "rate", "refuted",
-    "replaced", "run_statement", "select", "series", "statement", "statuses", "tally",
-    "verify",
+    "Result", "Series", "Setting", "Statement", "as_dict", "bounded", "built", "cards",
+    "caveats", "families", "holds", "page", "paper_a", "paper_b", "planted", "quoted", "rate",
+    "refuted", "replaced", "run_statement", "select", "series", "statement", "statuses",
+    "tally", "verify",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def page(record: Mapping[str, Any]) -> str:
     count = tally(found)
     parts = [
         *_head(record, found, count), _units(found), _legend(count), _families(found),
-        _bar(count), _caveats(found), _sections(found),
+        _bar(count), _caveats(found), *(_section(name, found) for name in FAMILIES),
         '<p id="none" hidden>No statement matches. '
         '<button class="btn" type="button" id="clear">Show all</button></p>',
         _interfaces(found), _foot(),
@@ -50,16 +50,25 @@ def page(record: Mapping[str, Any]) -> str:
     return frame("pushforward, verify", _packed("\n".join(parts), found))
 
 
-def content(statements: Sequence[Found]) -> str:
-    """Some statements of a run as they are on the page, without anything around them.
+def cards(statements: Iterable[Found]) -> str:
+    """Statements as they are on the page, without anything around them.
 
     Figures carry their data, for whoever draws them.
 
     Args:
-        statements: of the run, as `as_dict` makes them.
+        statements: of a run, as `as_dict` makes them.
     """
-    found = _in_order(statements)
-    return f"{_caveats(found)}\n{_sections(found)}"
+    return "".join(_card(s) for s in statements)
+
+
+def caveats(statements: Sequence[Found]) -> str:
+    """What the statements show to be false as we read it, or to need a hypothesis, as on the page.
+
+    Args:
+        statements: of a run, as `as_dict` makes them.
+    """
+    by_id = {s["id"]: s for s in statements}
+    return "".join(_caveat(c, by_id) for c in CAVEATS if by_id.keys() & set(c.ids))
 
 
 def _in_order(found: Iterable[Found]) -> list[Found]:
@@ -133,7 +142,7 @@ def _families(found: Sequence[Found]) -> str:
         f'<a href="#{name}">{escape(title)} <span class="n">{size}</span></a>'
         for name, title in FAMILIES.items() if (size := sum(s["family"] == name for s in found))
     )  # fmt: skip
-    links = f'<a href="#caveats">What needs another word</a>{links}' if _shown(found) else links
+    links = f'<a href="#caveats">What needs another word</a>{links}' if caveats(found) else links
     return f'<nav class="parts noprint" aria-label="Parts of the page">{links}</nav>'
 
 
@@ -153,23 +162,14 @@ def _bar(count: Mapping[str, int]) -> str:
     )
 
 
-def _shown(found: Sequence[Found]) -> list[Caveat]:
-    """The exceptions that this run shows something about."""
-    ids = {s["id"] for s in found}
-    return [c for c in CAVEATS if ids.intersection(c.ids)]
-
-
 def _caveats(found: Sequence[Found]) -> str:
-    """What is false as we read it, or needs a hypothesis."""
-    by_id = {s["id"]: s for s in found}
-    rows = "".join(_caveat(c, by_id) for c in _shown(found))
-    if not rows:
+    text = caveats(found)
+    if not text:
         return ""
     return (
         '<section id="caveats" data-sec="caveats"><h2>What needs another word</h2>'
         "<p>Some sentences of the papers are false as we read them, or need a hypothesis. The "
-        "theorems are not hurt where nothing else is said.</p>"
-        f"{rows}</section>"
+        f"theorems are not hurt where nothing else is said.</p>{text}</section>"
     )
 
 
@@ -190,14 +190,12 @@ def _caveat(c: Caveat, by_id: Mapping[str, Found]) -> str:
     return f'<article class="caveat" data-s="refuted">{head}<dl>{text}</dl></article>'
 
 
-def _sections(found: Sequence[Found]) -> str:
-    parts = []
-    for family, title in FAMILIES.items():
-        cards = "".join(_card(s) for s in found if s["family"] == family)
-        if cards:
-            head = f'<section id="{family}" data-sec="{family}"><h2>{escape(title)}</h2>'
-            parts.append(f"{head}{cards}</section>")
-    return "\n".join(parts)
+def _section(family: str, found: Sequence[Found]) -> str:
+    text = cards(s for s in found if s["family"] == family)
+    if not text:
+        return ""
+    head = f'<section id="{family}" data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>'
+    return f"{head}{text}</section>"
 
 
 def _card(s: Found) -> str:

@@ -9,7 +9,7 @@ function chart(figure) {
   const span = (axis, index) => {
     const f = v => logs[axis] ? Math.log10(v) : v;
     const values = kept.flatMap(s => s.points.map(p => f(p[index])));
-    if (axis === "y" && kept.some(s => s.style === "stems" || s.style === "area")) values.push(0);
+    if (axis === "y" && !logs.y && kept.some(s => s.style === "stems" || s.style === "area")) values.push(0);
     let [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
     if (logs[axis]) { low = Math.floor(low + 1e-9); high = Math.ceil(high - 1e-9); }
     if (high - low < 1e-12) { low -= 0.5; high += 0.5; }
@@ -19,6 +19,7 @@ function chart(figure) {
   const ax = span("x", 0), ay = span("y", 1);
   const X = v => left + (ax.f(v) - ax.low) / (ax.high - ax.low) * (W - left - right);
   const Y = v => H - bottom - (ay.f(v) - ay.low) / (ay.high - ay.low) * (H - bottom - top);
+  const foot = logs.y ? H - bottom : Y(0);
   const sup = "⁰¹²³⁴⁵⁶⁷⁸⁹";
   const power = e => "10" + String(e).replace(/\d/g, c => sup[c]).replace("-", "⁻");
   const number = v => String(+v.toPrecision(3)).replace("-", "−");
@@ -47,9 +48,9 @@ function chart(figure) {
     const c = s.style === "dashed" ? "rf" : "l" + classes[colour % 4];
     const line = s.points.map(([x, y]) => `${r(X(x))} ${r(Y(y))}`).join("L");
     if (s.style === "stems") {
-      for (const [x, y] of s.points) out += `<path class="${c}" d="M${r(X(x))} ${r(Y(0))}V${r(Y(y))}"/>`;
+      for (const [x, y] of s.points) out += `<path class="${c}" d="M${r(X(x))} ${r(foot)}V${r(Y(y))}"/>`;
     } else if (s.style === "area") {
-      out += `<path class="bd" d="M${line}V${r(Y(0))}H${r(X(s.points[0][0]))}Z"/><path class="${c}" d="M${line}"/>`;
+      out += `<path class="bd" d="M${line}V${r(foot)}H${r(X(s.points[0][0]))}Z"/><path class="${c}" d="M${line}"/>`;
     } else if (s.style !== "dots" && s.points.length) out += `<path class="${c}" d="M${line}"/>`;
     if (s.style !== "dashed" && s.style !== "area" && s.points.length <= 60) {
       for (const [x, y] of s.points) {
