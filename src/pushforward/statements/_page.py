@@ -22,7 +22,7 @@ MEANING = {
     "no proof.",
     "refuted": "False as it stands, or a tempting variant: a case against it is shown.",
     "untried": "Quoted from elsewhere. Nothing is run.",
-    "unable": "The experiment failed, or its outcome is not the expected one.",
+    "unable": "The experiment broke off, or its outcome is not the expected one.",
 }
 """What a status means here."""
 
