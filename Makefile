@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint quick bench docs clean
+.PHONY: run test lint quick bench docs readme clean
 
 run: $(READY)
 	@mkdir -p out
@@ -31,6 +31,10 @@ bench: $(READY)
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open site/index.html"
+
+readme: $(READY)
+	@$(BIN)/python benchmarks/statements.py --readme
+	@echo "README.md has the table of benchmarks/statements.json"
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d: try make PYTHON=python3.11" % v[:2])'

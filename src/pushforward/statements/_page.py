@@ -7,7 +7,7 @@ import gzip
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
 
@@ -23,7 +23,7 @@ MEANING = {
     "no proof.",
     "refuted": "False as it stands, or a tempting variant: a case against it is shown.",
     "untried": "Quoted from elsewhere. Nothing is run.",
-    "unable": "The experiment failed, or its outcome is not the expected one.",
+    "unable": "The experiment broke off, or its outcome is not the expected one.",
 }
 """What a status means here."""
 
@@ -40,8 +40,7 @@ def page(record: Mapping[str, Any]) -> str:
         record: the run, as `as_dict` makes it.
     """
     check_kind("record", record, Mapping, "For example what `as_dict` returns.")
-    order = list(FAMILIES)
-    found = sorted(record["statements"], key=lambda s: order.index(s["family"]))
+    found = _in_order(record["statements"])
     count = tally(found)
     parts = [
         *_head(record, found, count), _units(found), _legend(count), _families(found),
@@ -51,6 +50,33 @@ def page(record: Mapping[str, Any]) -> str:
         _interfaces(found), _foot(),
     ]  # fmt: skip
     return frame("pushforward, verify", _packed("\n".join(parts), found))
+
+
+def cards(statements: Iterable[Found]) -> str:
+    """Statements as they are on the page, without anything around them.
+
+    Figures carry their data, for whoever draws them.
+
+    Args:
+        statements: of a run, as `as_dict` makes them.
+    """
+    return "".join(_card(s) for s in statements)
+
+
+def caveats(statements: Sequence[Found]) -> str:
+    """What the statements show to be false as we read it, or to need a hypothesis, as on the page.
+
+    Args:
+        statements: of a run, as `as_dict` makes them.
+    """
+    by_id = {s["id"]: s for s in statements}
+    return "".join(_caveat(c, by_id) for c in CAVEATS if by_id.keys() & set(c.ids))
+
+
+def _in_order(found: Iterable[Found]) -> list[Found]:
+    """By family, in the order of the page."""
+    order = list(FAMILIES)
+    return sorted(found, key=lambda s: order.index(s["family"]))
 
 
 def _head(
@@ -118,7 +144,7 @@ def _families(found: Sequence[Found]) -> str:
         f'<a href="#{name}">{escape(title)} <span class="n">{size}</span></a>'
         for name, title in FAMILIES.items() if (size := sum(s["family"] == name for s in found))
     )  # fmt: skip
-    links = f'<a href="#caveats">What needs another word</a>{links}' if _shown(found) else links
+    links = f'<a href="#caveats">What needs another word</a>{links}' if caveats(found) else links
     return f'<nav class="parts noprint" aria-label="Parts of the page">{links}</nav>'
 
 
@@ -138,23 +164,14 @@ def _bar(count: Mapping[str, int]) -> str:
     )
 
 
-def _shown(found: Sequence[Found]) -> list[Caveat]:
-    """The exceptions that this run shows something about."""
-    ids = {s["id"] for s in found}
-    return [c for c in CAVEATS if ids.intersection(c.ids)]
-
-
 def _caveats(found: Sequence[Found]) -> str:
-    """What is false as we read it, or needs a hypothesis."""
-    by_id = {s["id"]: s for s in found}
-    rows = "".join(_caveat(c, by_id) for c in _shown(found))
-    if not rows:
+    text = caveats(found)
+    if not text:
         return ""
     return (
         '<section id="caveats" data-sec="caveats"><h2>What needs another word</h2>'
         "<p>Some sentences of the papers are false as we read them, or need a hypothesis. The "
-        "theorems are not hurt where nothing else is said.</p>"
-        f"{rows}</section>"
+        f"theorems are not hurt where nothing else is said.</p>{text}</section>"
     )
 
 
@@ -176,13 +193,11 @@ def _caveat(c: Caveat, by_id: Mapping[str, Found]) -> str:
 
 
 def _section(family: str, found: Sequence[Found]) -> str:
-    cards = "".join(_card(s) for s in found if s["family"] == family)
-    if not cards:
+    text = cards(s for s in found if s["family"] == family)
+    if not text:
         return ""
-    return (
-        f'<section id="{family}" data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>{cards}'
-        "</section>"
-    )
+    head = f'<section id="{family}" data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>'
+    return f"{head}{text}</section>"
 
 
 def _card(s: Found) -> str:
