@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...pictures import SHARE, Figure, Guide, HeatMap, Series, cosines, series
+from ...pictures import SHARE, Chart, Figure, Guide, HeatMap, Series, cosines, series
 
 LEAST_SHARE = 1e-5
 """The smallest change of outputs that has a place on the usual axis of changes."""
@@ -21,6 +21,13 @@ TICKS = 5
 
 FEW_HEADS = 16
 """Up to so many heads are drawn one by one."""
+
+MEASURES = {
+    "entropy": "Entropy is 1 if a head attends to all tokens alike, 0 if it attends to one.",
+    "unevenness of keys": "Unevenness is 0 if all tokens receive the same attention, as in a "
+    "coupling.",
+}
+"""How to read the numbers of a head."""
 
 SHOWN = 24
 """The most heads whose matrices are drawn."""
@@ -97,7 +104,7 @@ def length_figure(changes: Pairs, tolerance: float) -> Figure:
         changes: pairs of a number of tokens and a change, as a share of the size of the outputs.
         tolerance: changes up to this share count as none.
     """
-    sizes, shares = [n for n, _ in changes], [c for _, c in changes]
+    sizes, shares = [int(n) for n, _ in changes], [c for _, c in changes]
     refuted = any(c > tolerance for _, c in changes)
     curve = series("change", sizes, shares, "refuted" if refuted else "line")
     return Figure(
@@ -261,8 +268,8 @@ def paths_figure(clouds: Sequence[Tensor]) -> Figure:
         f"Paths of {flat.shape[1]} tokens", "layer" if on_a_line else "first direction",
         "position" if on_a_line else "second direction",
         (Series("", tuple(x.tolist()), tuple(y.tolist()), "paths"),
-         series("before", *flat[0].T.tolist(), "dots"),
-         series("after the last layer", *flat[-1].T.tolist(), "dots")),
+         *(series(name, where[:, 0].tolist(), where[:, 1].tolist(), "dots")
+           for name, where in (("before", flat[0]), ("after the last layer", flat[-1])))),
         caption="The plane in which all layers together spread most. Each line is a token.",
         square=not on_a_line,
     )  # fmt: skip
@@ -270,46 +277,38 @@ def paths_figure(clouds: Sequence[Tensor]) -> Figure:
 
 def head_figures(
     measures: Mapping[str, Sequence[Sequence[float]]], ranks: Sequence[Sequence[float]], most: int
-) -> list[Figure]:
+) -> list[Chart]:
     """Numbers of every head: one row each if they are few, or else one column for a layer.
 
     Args:
-        measures: shares by name, for each layer a list over its heads.
+        measures: shares by name (one of `MEASURES`), for each layer a list over its heads.
         ranks: the ranks, in the same form.
         most: the largest rank that is possible.
     """
     names = [
         f"layer {k + 1}, head {h + 1}" for k, row in enumerate(ranks) for h in range(len(row))
     ]
-    caption = (
-        "Entropy is 1 if a head attends to all tokens alike, 0 if it attends to one. Unevenness "
-        "is 0 if all tokens receive the same attention, as in a coupling."
-    )
-    of_rank = "The smallest head dimension that can represent the head."
+    heads = f"{len(names)} head" if len(names) == 1 else f"{len(names)} heads"
+    flat = {name: [v for row in table for v in row] for name, table in measures.items()}
+    all_ranks, top = [v for row in ranks for v in row], (0.0, float(most))
+    title, of_rank = "Centred rank of each head", "The smallest head dimension that can make it."
     if len(names) <= FEW_HEADS:
-        drawn = tuple(
-            series(name, [v for row in table for v in row], range(len(names)), "dots")
-            for name, table in measures.items()
-        )
-        flat = series("rank", [v for row in ranks for v in row], range(len(names)), "dots")
+        drawn = tuple(series(name, v, range(len(names)), "dots") for name, v in flat.items())
+        by_row = (series("rank", all_ranks, range(len(names)), "dots"),)
         return [
-            Figure(_count(len(names)), "share of the largest possible", "", drawn,
-                   caption=caption, x_range=SHARE, rows=tuple(names)),
-            Figure("Centred rank of each head", "rank", "", (flat,), caption=of_rank,
-                   x_range=(0.0, float(most)), rows=tuple(names)),
+            Figure(heads, "share of the largest possible", "", drawn, x_range=SHARE,
+                   caption=" ".join(MEASURES[name] for name in measures), rows=tuple(names)),
+            Figure(title, "rank", "", by_row, caption=of_rank, x_range=top, rows=tuple(names)),
         ]  # fmt: skip
     columns = [k + 1 for k, row in enumerate(ranks) for _ in row]
     ticks = _ticks(range(1, len(ranks) + 1))
-    figures = [
-        Figure(f"{_count(len(names))}: {name}", "layer", name,
-               (series(name, columns, [v for row in table for v in row], "dots"),),
-               caption=f"One mark for each head. {caption}", y_range=SHARE, ticks=ticks)
-        for name, table in measures.items()
+    return [
+        *(Figure(f"{heads}: {name}", "layer", name, (series(name, columns, v, "dots"),),
+                 caption=f"One mark for each head. {MEASURES[name]}", y_range=SHARE, ticks=ticks)
+          for name, v in flat.items()),
+        Figure(title, "layer", "rank", (series("rank", columns, all_ranks, "dots"),),
+               caption=of_rank, y_range=top, ticks=ticks),
     ]  # fmt: skip
-    flat = series("rank", columns, [v for row in ranks for v in row], "dots")
-    ranked = Figure("Centred rank of each head", "layer", "rank", (flat,), caption=of_rank,
-                    y_range=(0.0, float(most)), ticks=ticks)  # fmt: skip
-    return [*figures, ranked]
 
 
 def attention_figure(layers: Sequence[Tensor]) -> HeatMap:
@@ -327,16 +326,12 @@ def attention_figure(layers: Sequence[Tensor]) -> HeatMap:
     if any(max(P.shape) > CORNER for _, P in shown):
         parts.append(f"The first {CORNER} tokens are shown.")
     if step > 1:
-        parts.append(f"Every {step}th of {len(heads)} heads is shown.")
+        parts.append(f"{len(shown)} of {len(heads)} heads can be chosen.")
     return HeatMap(
         "Who attends to whom", "key", "query", tuple(name for name, _ in shown),
         tuple((P.double() * P.shape[-1])[:CORNER, :CORNER].tolist() for _, P in shown),
         " ".join(parts),
     )  # fmt: skip
-
-
-def _count(n: int) -> str:
-    return f"{n} head" if n == 1 else f"{n} heads"
 
 
 def _ticks(values: Sequence[int], most: int = TICKS) -> tuple[tuple[float, str], ...]:

@@ -21,7 +21,7 @@ from .._case import Case, selected
 from .._inside import attention
 from .._section import Section, count
 from ..findings import Finding, found, number, share
-from ._charts import attention_figure, head_figures
+from ._charts import MEASURES, attention_figure, head_figures
 from ._depth import TOKENS
 
 QUERIES = 40
@@ -65,7 +65,7 @@ def relations(case: Case) -> Section:
     numbers = {"tokens": mu.n, "heads": table, "mean": mean}
     shares = {
         name: [[head[key] or 0.0 for head in row] for row in table]
-        for name, key in (("entropy", "entropy"), ("unevenness of keys", "columns"))
+        for name, key in zip(MEASURES, ("entropy", "columns"), strict=True)
     }
     ranks = [[math.nan if head["rank"] is None else head["rank"] for head in row] for row in table]
     plots: list[Chart] = [*head_figures(shares, ranks, mu.n), attention_figure(layers)]
