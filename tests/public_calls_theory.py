@@ -33,7 +33,9 @@ RULE = approximation.SoftNearest(1.0)
 NEAR = approximation.SoftmaxApproximation(RULE, HATS)
 GAUSSIAN = flows.gaussian(pf.fields.Linear(-E, E), POINT, E, t1=1.0, solver=pf.Euler(2))
 FOUND = pf.recover(add)
-REPORT = auditing.Audit("model", "how", "data", 0, (auditing.Section("size", "good", "fine"),))
+REPORT = auditing.Audit(
+    "model", "how", "data", 0, (auditing.Section("size", "The outputs settle."),)
+)
 POPULATION = representation.Population(X)
 WITNESS = representation.Witness("shows", MU, NU)
 ENERGY = pf.fields.SelfAttention(E, E, E)
@@ -210,9 +212,14 @@ THEORY = {
     ),
     "Model": (
         auditing.Model,
-        {"model": torch.sin, "name": "sine", "batched": False, "padded": torch.mul},
+        {
+            "model": torch.sin, "name": "sine", "batched": False, "padded": torch.mul,
+            "mode": "set", "class_token": 0, "tolerance": 0.01,
+        },
     ),
     "Audit.__getitem__": (lambda name: REPORT[name], {"name": "size"}),
+    "Audit.compare": (REPORT.compare, {"old": REPORT.to_dict()}),
+    "Section.untried": (auditing.Section.untried, {"name": "size", "why": "No.", "how": "Do."}),
     "Audit.save": (REPORT.save, {"file": FOLDER / "report.txt"}),
     "specimens": (zoo.specimens, {"dim": 2, "seed": 0}),
     "alice_elise": (zoo.alice_elise, {"n": 4}),

@@ -13,6 +13,7 @@ from ..distances import wasserstein
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, Population
 from ..representation.boxes import outputs_at
+from ._class_token import WithClassToken
 from ._model import Mode, Padded
 
 QUERIES = 4
@@ -80,6 +81,11 @@ class Case:
     def sequence(self) -> bool:
         """Whether it is audited as a model of sequences."""
         return self.reading.mode == "sequence"
+
+    @property
+    def class_token(self) -> bool:
+        """Whether a class token stands beside the tokens, with a share of its own."""
+        return isinstance(self.box.model, WithClassToken)
 
     @property
     def between_measures(self) -> bool:

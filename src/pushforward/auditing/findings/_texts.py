@@ -43,8 +43,9 @@ TEXTS: dict[str, Text] = {
         "that repeating all tokens changes nothing",
         "Only the shares of the tokens count for the model, not how many there are.",
         "The same tokens in the same shares get other outputs if the list is longer.",
-        "Sums where means were meant, scores that are multiplied by log n, top-k, positions, or "
-        "the number of tokens as a feature.",
+        "Sums where means were meant, scores that are multiplied by log n, top-k, positions, the "
+        "number of tokens as a feature, or a class token, which has a smaller share of a longer "
+        "list.",
         "Use means instead of sums, or divide by the number of tokens. If the number is meant to "
         "matter, this finding is no fault.",
     ),
@@ -126,6 +127,8 @@ TEXTS: dict[str, Text] = {
     "later tokens": Text(
         "whether outputs depend on later tokens",
         "An output sees the tokens before it and after it.",
+        "The model is causal: an output sees its own token and earlier ones, as in models that "
+        "predict the next token.",
     ),
     "set checks": Text(
         "what the tests for sets would say",
@@ -138,8 +141,8 @@ TEXTS: dict[str, Text] = {
         "A longer list of the same tokens in the same shares gets the same outputs.",
         "The same tokens in the same shares get other outputs as the list gets longer. What the "
         "model has learned at one length does not carry over to another.",
-        "Sums where means were meant, scores that grow with log n, or positions that training "
-        "never reached.",
+        "Sums where means were meant, scores that grow with log n, a class token, or positions "
+        "that training never reached.",
         "Use means instead of sums, leave out factors that depend on n, or train with sets as "
         "large as those you will use.",
     ),
@@ -197,7 +200,7 @@ TEXTS: dict[str, Text] = {
         "Replace hard choices by soft ones, for instance nearest neighbours by attention.",
     ),
     "continuity in the query": Text(
-        "that the output is continuous in the query",
+        "that the output is continuous in the query (B2)",
         "Near queries have near outputs.",
         "Two queries that are as near as one likes have outputs that are far apart.",
         "Nearest neighbours, hard thresholds, or decision trees.",

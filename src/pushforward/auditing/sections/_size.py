@@ -15,7 +15,7 @@ from ..._tools.fits import power
 from ...pictures import RED, dots, guide, log, plot, ticks
 from .._case import Baseline, Case, selected
 from .._section import Section
-from ..findings import Finding, Status, found, number, share, sort_findings
+from ..findings import Finding, NotTried, Status, found, number, share, sort_findings
 
 SMALLEST = 8
 """Tokens of the smallest context."""
@@ -38,6 +38,9 @@ CONVERGES = -0.25
 
 OF_SEQUENCES = "A longer sequence is not a larger sample of one law."
 """Why this is not asked of a model of sequences."""
+
+CLASS_TOKEN = "If the other tokens are repeated, the class token has a smaller share of them all."
+"""Why a model with a class token is not tested for repeated tokens."""
 
 SETS_ONLY = 'Say `mode="set"` to try it all the same.'
 """What makes a test for sets be tried on a model of sequences."""
@@ -63,7 +66,9 @@ def size(case: Case) -> Section:
     tolerance, rounding = baseline.tolerance, baseline.rounding
     visible = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > rounding]
     rate, error = power([(m, s) for m, s in visible if m >= min(FIT_FROM, sizes[-3])])
-    findings = [_length(changes, baseline), _convergence(rate, error, bool(visible))]
+    findings = [_convergence(rate, error, bool(visible))]
+    if changes:
+        findings.insert(0, _length(changes, baseline))
     numbers = {
         "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate, "rate_error": error,
         "output_size": scale, "length_tolerance": tolerance,
@@ -80,9 +85,12 @@ def size(case: Case) -> Section:
         f"one context repeated up to {n} tokens: outputs change by {number(d, up=True)}"
         for n, d in changes
     ]
-    plots = [_spread_picture(sizes, spreads, rate), _length_picture(changes, tolerance)]
+    plots = [_spread_picture(sizes, spreads, rate)]
+    if changes:
+        plots.append(_length_picture(changes, tolerance))
     said = " ".join(f.said for f in sort_findings(findings))
-    return Section("size", said, findings, lines, numbers, plots)
+    skipped = [NotTried("length", CLASS_TOKEN)] if case.class_token else []
+    return Section("size", said, findings, lines, numbers, plots, not_tried=skipped)
 
 
 def _repeated(case: Case) -> tuple[list[tuple[int, float]], Baseline]:
@@ -90,7 +98,7 @@ def _repeated(case: Case) -> tuple[list[tuple[int, float]], Baseline]:
     mu = case.context()
     baseline, changes = case.baseline(mu), []
     for k in COPIES:
-        if k * mu.n <= case.tokens:
+        if k * mu.n <= case.tokens and not case.class_token:
             index = torch.arange(mu.n).repeat(k)
             changes.append((k * mu.n, baseline.change(selected(mu, index), index)))
     return changes, baseline

@@ -24,10 +24,10 @@ from ...representation import (
 )
 from ...representation.boxes import as_tensor, finite
 from .._case import Baseline, Case, Reading, largest_change, ordered, selected
-from .._class_token import WithClassToken
 from .._model import Padded
 from .._section import Section, count
 from ..findings import Finding, NotTried, found, number, share, sort_findings
+from ._size import CLASS_TOKEN
 
 CONTEXTS = 3
 """The number of contexts on which every symmetry is tested."""
@@ -160,7 +160,7 @@ def _finding(case: Case, seen: Seen, name: str, change: Change) -> Finding | Non
     if seen.inconclusive:
         return None
     if change.share > seen.by_rounding:
-        said += f", less than the tolerance of {share(case.tolerated)} that was given"
+        said += f", less than the tolerance of {100 * case.tolerated:g} % that was given"
     elif change.size > 0:
         said += ", no more than rounding"
     return found("symmetries", name, "open", f"{said}.", effect=change.share, figure=0)
@@ -266,6 +266,8 @@ def _skipped(case: Case, seen: Seen) -> list[NotTried]:
             "written as the same token twice.",
             "Weights are tried for a map of measures, `f(mu)`.",
         ))  # fmt: skip
+    if case.class_token:
+        skipped.append(NotTried("duplication", CLASS_TOKEN))
     if isinstance(box, TokenBox) and "neighbours" not in {*seen.worst, *seen.failed}:
         why, how = "The model takes one set at a time.", ""
         if not box.set_axis:
@@ -308,6 +310,8 @@ def _tests(case: Case, baseline: Baseline, mu: Measure) -> Tests:
     x = baseline.queries
     if isinstance(box, QueryBox) and x is not None:
         tests["queries"] = lambda: largest_change(box.outputs(mu, x), box.alone(mu, x))
+    if case.class_token:
+        del tests["duplication"]
     # A fixed order: tests draw random numbers when they run.
     return {name: tests[name] for name in SAID if name in tests}
 
@@ -318,7 +322,7 @@ def _token_tests(case: Case, box: TokenBox, mu: Measure) -> Tests:
     if not box.pooled:
         first_twice = torch.cat([mu.atoms[:1], mu.atoms])
         tests["equal tokens"] = lambda: largest_change(*box.call(first_twice)[:2])
-        if isinstance(box.model, WithClassToken):
+        if case.class_token:
             tests["class token"] = lambda: _of_class_token(case, box, mu)
     if box.set_axis and _takes_two_sets(box, mu.atoms):
         other = lambda: case.population.draw(mu.n, case.generator).atoms

@@ -48,7 +48,7 @@ from ...representation.continuity import (
 from .._case import CLOUD, Case
 from .._section import Section
 from ..findings import Finding, NotTried, found, number, share, sort_findings
-from ._size import SETS_ONLY
+from ._size import CLASS_TOKEN, SETS_ONLY
 from ._symmetries import rewriting_tests
 
 CONTINUITY = "continuity in the measure"
@@ -78,6 +78,9 @@ def theorem(case: Case) -> Section:
             "Give the tokens with their position embeddings added, and the model behind this "
             f"step: then it is a map of sets. {SETS_ONLY}",
         )  # fmt: skip
+    if case.class_token:
+        how = "Audit the layers of the model without their class token."
+        return Section.untried("theorem", CLASS_TOKEN, how)
     if case.box.pooled and not case.box.weighted:
         return Section.untried(
             "theorem",
