@@ -197,6 +197,7 @@ THEORY = {
     "QueryBox": (representation.QueryBox, {"model": torch.cdist, "set_axis": False}),
     "Population": (representation.Population, {"data": X, "dtype": torch.float64}),
     "Population.context": (POPULATION.context, {"n": 2, "generator": GENERATOR}),
+    "Population.without_token": (POPULATION.without_token, {"index": 0}),
     "Population.draw": (POPULATION.draw, {"n": 2, "generator": GENERATOR}),
     "Population.points": (POPULATION.points, {"m": 2, "generator": GENERATOR}),
     "audit": (
@@ -219,7 +220,6 @@ THEORY = {
     ),
     "Audit.__getitem__": (lambda name: REPORT[name], {"name": "size"}),
     "Audit.compare": (REPORT.compare, {"old": REPORT.to_dict()}),
-    "Section.untried": (auditing.Section.untried, {"name": "size", "why": "No.", "how": "Do."}),
     "Audit.save": (REPORT.save, {"file": FOLDER / "report.txt"}),
     "specimens": (zoo.specimens, {"dim": 2, "seed": 0}),
     "alice_elise": (zoo.alice_elise, {"n": 4}),

@@ -308,33 +308,36 @@ RECORD = AUDITED.to_dict()
 @pytest.mark.parametrize(
     "old,words",
     [
-        (3, "is a dictionary, got int"),
-        ({}, "must have `schema` 1, got none"),
-        (RECORD | {"schema": 2}, "must have `schema` 1, got 2"),
+        (3, "`old` must be an audit as a dictionary, got int"),
+        ({}, "whose `schema` is 1, got none"),
+        (RECORD | {"schema": 2}, "whose `schema` is 1, got 2"),
         (RECORD | {"schema": True}, "got True"),
-        (RECORD | {"findings": {}}, "`findings` of the audit must be a list, got dict"),
-        (RECORD | {"findings": [3]}, "Finding 0 must be a dictionary, got int"),
+        (RECORD | {"findings": {}}, "`findings` of `old` must be a list, got dict"),
+        (RECORD | {"findings": [3]}, "Finding 0 of `old` must be a dictionary, got int"),
         (RECORD | {"findings": [{}] * 2000}, "at most 1000 findings, got 2000"),
-        (RECORD | {"findings": [{"section": 1}]}, "`section` of finding 0 must be a str, got int"),
+        (
+            RECORD | {"findings": [{"section": 1}]},
+            "`section` of finding 0 of `old` must be a str, got int",
+        ),
         (
             RECORD | {"findings": [RECORD["findings"][0] | {"status": "passed"}]},
-            "`status` of finding 0 must be one of refuted",
+            "`status` of finding 0 of `old` must be one of refuted",
         ),
         (
             RECORD | {"findings": [RECORD["findings"][0] | {"effect": float("nan")}]},
-            "`effect` of finding 0 must be a number",
+            "`effect` of finding 0 of `old` must be a number",
         ),
         (
             RECORD | {"findings": [RECORD["findings"][0] | {"effect": 10**400}]},
-            "`effect` of finding 0 must be a number",
+            "`effect` of finding 0 of `old` must be a number",
         ),
         (
             RECORD | {"findings": [RECORD["findings"][0] | {"said": "\x1b[2J"}]},
-            "`said` of finding 0 must be readable text",
+            "`said` of finding 0 of `old` must be readable text",
         ),
-        (RECORD | {"model": "m" * 20_000}, "`model` of the audit must be readable text"),
-        (RECORD | {"sections": [{"name": None}]}, "`name` of section 0 must be a str"),
-        (RECORD | {"date": 3}, "`date` of the audit must be a str, got int"),
+        (RECORD | {"model": "m" * 20_000}, "`model` of `old` must be readable text"),
+        (RECORD | {"sections": [{"name": None}]}, "`name` of section 0 of `old` must be a str"),
+        (RECORD | {"date": 3}, "`date` of `old` must be a str, got int"),
     ],
 )
 def test_an_old_audit_is_checked(old, words):

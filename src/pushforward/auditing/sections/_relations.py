@@ -19,7 +19,7 @@ from ...approximation import conditional_rank
 from ...pictures import plot
 from .._case import Case, selected
 from .._inside import attention
-from .._section import Section, count
+from .._section import Section, count, untried
 from ..findings import Finding, found, number, share
 from ._depth import TOKENS
 
@@ -55,7 +55,7 @@ def relations(case: Case) -> Section:
     # Matrices that are not attention, but happen to be as large, do not shrink with the context.
     fewer = selected(mu, torch.arange(mu.n - max(1, mu.n // 8)))
     if not layers or len(layers) != len(attention(case.box, fewer, x)):
-        return Section.untried("relations", "No attention heads were found in the model.")
+        return untried("relations", "No attention heads were found in the model.")
     table = [[head_numbers(P) for P in heads] for heads in layers]
     flat = [head for row in table for head in row]
     mean = {name: _mean([head[name] for head in flat]) for name in NAMES}

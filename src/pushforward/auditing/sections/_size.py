@@ -14,7 +14,7 @@ import torch
 from ..._tools.fits import power
 from ...pictures import RED, dots, guide, log, plot, ticks
 from .._case import Baseline, Case, selected
-from .._section import Section
+from .._section import Section, untried
 from ..findings import Finding, NotTried, Status, found, number, share, sort_findings
 
 SMALLEST = 8
@@ -49,7 +49,7 @@ SETS_ONLY = 'Say `mode="set"` to try it all the same.'
 def size(case: Case) -> Section:
     """Draw larger and larger contexts, and repeat one context more and more often."""
     if case.sequence:
-        return Section.untried("size", OF_SEQUENCES, SETS_ONLY)
+        return untried("size", OF_SEQUENCES, SETS_ONLY)
     case = case.of_one_law()
     points, own = case.points(POINTS), case.box.tokens_per_query
     sizes = [SMALLEST * 2**k for k in range(int(math.log2(case.tokens // SMALLEST)) + 1)]

@@ -46,7 +46,7 @@ from ...representation.continuity import (
     continuity,
 )
 from .._case import CLOUD, Case
-from .._section import Section
+from .._section import Section, untried
 from ..findings import Finding, NotTried, found, number, share, sort_findings
 from ._size import CLASS_TOKEN, SETS_ONLY
 from ._symmetries import rewriting_tests
@@ -73,16 +73,16 @@ ESTIMATES = 30
 def theorem(case: Case) -> Section:
     """What [A, Thm. 1] says about the model."""
     if case.sequence:
-        return Section.untried(
+        return untried(
             "theorem", "The theorem is about maps of sets, and this model reads positions.",
             "Give the tokens with their position embeddings added, and the model behind this "
             f"step: then it is a map of sets. {SETS_ONLY}",
         )  # fmt: skip
     if case.class_token:
         how = "Audit the layers of the model without their class token."
-        return Section.untried("theorem", CLASS_TOKEN, how)
+        return untried("theorem", CLASS_TOKEN, how)
     if case.box.pooled and not case.box.weighted:
-        return Section.untried(
+        return untried(
             "theorem",
             "The model has one output for the whole set, so there is no output per token to test.",
             "Give the part of the model before the pooling.",
@@ -90,7 +90,7 @@ def theorem(case: Case) -> Section:
     cloud = case.points(CLOUD)
     if not Region.around(cloud).size > 0:
         why = "All points are equal, so none can be moved within the data."
-        return Section.untried("theorem", why, "Give data that differ.")
+        return untried("theorem", why, "Give data that differ.")
     mu = case.context()
     if case.queries is None and not case.box.weighted:
         return _of_lists(case, mu)
