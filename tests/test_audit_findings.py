@@ -96,8 +96,8 @@ def test_refuted_findings_explain_themselves_and_the_largest_comes_first(model, 
     for f in refuted:
         assert f.meaning and f.cause and f.change and f.claim.startswith("that ")
         assert "size of the outputs" in f.terms and set(f.terms) <= set(report.terms)
-    effects = [f.effect for f in refuted]
-    assert effects == sorted(effects, reverse=True)
+    effects = [f.effect for f in refuted if f.effect is not None]
+    assert len(effects) > 1 and effects == sorted(effects, reverse=True)
     assert report.headline == f"{refuted[0].said} {refuted[1].said}"
     assert report.findings[: len(refuted)] == tuple(refuted)
     text = " ".join(str(report).split())
@@ -255,6 +255,15 @@ def test_outputs_that_are_all_the_same_are_noted():
     report = pf.audit(lambda x: torch.ones_like(x), DATA, sections=["symmetries", "sensitivity"])
     found = named(report)
     assert found["varied outputs"].notable and found["context"].notable and report.exit_code == 0
+    mean = lambda x: x.mean(-2, keepdim=True).expand_as(x)
+    for data in (DATA, DATA.float()):  # one output for all tokens, which is another for other sets
+        report = pf.audit(mean, data, sections=["symmetries"])
+        found = named(report)
+        assert report.mode == "set" and set(found) == {
+            "permutation",
+            "duplication",
+            "equal tokens",
+        }
 
 
 def test_some_heads_that_choose_nothing_are_noted():
@@ -263,7 +272,7 @@ def test_some_heads_that_choose_nothing_are_noted():
         return even.softmax(-1) @ x + (x @ x.mT).softmax(-1) @ x
 
     found = named(pf.audit(two, DATA, sections=["relations"]))
-    assert "1 of 2 heads give all tokens the same weight" in found["uniform heads"].said
+    assert "1 of 2 heads gives all tokens the same weight" in found["uniform heads"].said
     assert found["uniform heads"].notable and not found["heads"].notable
 
 

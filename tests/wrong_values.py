@@ -120,7 +120,10 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "audit": {"model": FUNCTION, "data": ARRAY},
     "audit, with queries": {"model": FUNCTION, "data": ARRAY, "queries": ARRAY},
     "Model": {
-        "model": FUNCTION, "name": STRING, "padded": FUNCTION, "class_token": SIGNED,
+        "model": FUNCTION,
+        "name": STRING,
+        "padded": FUNCTION,
+        "class_token": SIGNED,
     },
     "Audit.__getitem__": {"name": STRING},
     # Queries and keys may be NaN at atoms without mass; scores are read by `relate`.

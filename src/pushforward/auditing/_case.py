@@ -126,7 +126,7 @@ class Baseline:
         out: the outputs.
         rounding: how far outputs move when every coordinate changes by one rounding unit.
         spread: the size of the outputs: the largest deviation of an entry from the mean output,
-            or the largest entry if there is one output.
+            or the largest entry if there is one output, or the same one for all tokens.
         given: a change up to this share of the spread counts as none.
     """
 
@@ -188,7 +188,10 @@ class Baseline:
             step *= 8
         centred = points - points.mean(0) if len(points) > 1 else points
         rounding = jitter + unit * float(points.abs().max())
-        return cls(box, queries, out, rounding, float(centred.abs().max()))
+        spread = float(centred.abs().max())
+        if spread <= rounding:
+            spread = float(points.abs().max())
+        return cls(box, queries, out, rounding, spread)
 
     def change(self, changed: Measure, index: Tensor, base: Measure | None = None) -> float:
         """How far outputs move when the context is replaced by another.

@@ -117,8 +117,7 @@ TEXTS: dict[str, Text] = {
     "order": Text(
         "how much the order matters",
         "It was audited as a sequence model, for which that is as it should be.",
-        "The model reads the positions of its tokens. It was audited as a sequence model, without "
-        "the tests for sets.",
+        "It was therefore audited as a sequence model, without the tests for sets.",
         "Position embeddings, a recurrent layer or a causal mask.",
         'Nothing, if the tokens are a sequence: `pf.auditing.Model(model, mode="sequence")` says '
         'so. If they are a set, this is a mistake: leave the positions out. With `mode="set"` it '
@@ -171,8 +170,8 @@ TEXTS: dict[str, Text] = {
         "There is evidence against it, but not enough to refute it.",
         "Nearest neighbours, hard thresholds, ranks or medians, or slopes so steep that they look "
         "like jumps.",
-        "Use float64 to tell a jump from a slope. Replace hard choices by soft ones if outputs "
-        "should be stable.",
+        "Replace hard choices by soft ones if outputs should be stable. If the model computes in "
+        "float32, float64 tells a jump from a slope.",
     ),
     "continuity in the measure": Text(
         "that it is continuous in the measure",
@@ -235,8 +234,8 @@ TEXTS: dict[str, Text] = {
         "The effect of one token fades as sets grow, as for every map that is continuous in the "
         "measure.",
         "However large the set, a single token can move the outputs as far as in a small one.",
-        "Max pooling, or attention so sharp that one token gets all the weight.",
-        "Use a mean or attention instead of the maximum. For attention, lower the scale of the "
+        "Max pooling, sums, or attention so sharp that one token gets all the weight.",
+        "Use a mean or attention instead of the maximum or sum. Lower the scale of the attention "
         "scores. If single tokens are meant to decide, this is no fault.",
     ),
     # depth

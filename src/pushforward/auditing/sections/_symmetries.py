@@ -118,7 +118,7 @@ def symmetries(case: Case) -> Section:
         for name, c in seen.worst.items()
     }  # fmt: skip
     return Section(
-        "symmetries", _said(findings, seen, case.sequence), findings, _lines(seen), numbers,
+        "symmetries", _said(findings, seen, case.sequence), findings, _lines(case, seen), numbers,
         [_picture(seen.worst)], tried=tried, not_tried=skipped,
     )  # fmt: skip
 
@@ -127,14 +127,14 @@ def _measured(case: Case) -> Seen:
     """The largest change in every test, over some contexts."""
     worst: dict[str, Change] = {}
     failed: dict[str, str] = {}
-    by_rounding, inconclusive, constant = 0.0, False, True
+    by_rounding, inconclusive, outputs = 0.0, False, []
     for _ in range(CONTEXTS):
         mu = case.context()
         baseline = case.baseline(mu)
         if baseline.spread > 0:
             by_rounding = max(by_rounding, baseline.by_rounding / baseline.spread)
         inconclusive = inconclusive or baseline.inconclusive
-        constant = constant and baseline.spread == 0
+        outputs.append(baseline.out.atoms if isinstance(baseline.out, Measure) else baseline.out)
         for name, test in _tests(case, baseline, mu).items():
             try:
                 size = test()
@@ -147,6 +147,7 @@ def _measured(case: Case) -> Seen:
             if before is None or change.size * before.tolerance >= before.size * change.tolerance:
                 worst[name] = change
         case.tick()
+    constant = bool((torch.cat(outputs) == outputs[0][0]).all())
     return Seen(worst, failed, by_rounding, inconclusive, constant)
 
 
@@ -178,7 +179,10 @@ def _of_sequences(case: Case, seen: Seen) -> list[Finding]:
     findings = []
     order = seen.worst.get("permutation")
     if order is not None:
-        said = SAID["permutation"].format(_amount(order.share))
+        said = (
+            "It reads the positions of its tokens: shuffling them changes the outputs by "
+            f"{_amount(order.share)}"
+        )
         findings.append(
             found("symmetries", "order", "measured", f"{said}.", amiss=case.reading.seen,
                   effect=order.share, figure=0)
@@ -269,17 +273,21 @@ def _skipped(case: Case, seen: Seen) -> list[NotTried]:
     if case.class_token:
         skipped.append(NotTried("duplication", CLASS_TOKEN))
     if isinstance(box, TokenBox) and "neighbours" not in {*seen.worst, *seen.failed}:
-        why, how = "The model takes one set at a time.", ""
+        why, how = "The model was called with one set at a time.", ""
         if not box.set_axis:
             how = "If it takes several, give data of shape (b, n, d), or say `batched=True`."
         skipped.append(NotTried("neighbours", why, how))
     return skipped
 
 
-def _lines(seen: Seen) -> list[str]:
-    holds = "inconclusive" if seen.inconclusive else "not refuted"
+def _lines(case: Case, seen: Seen) -> list[str]:
+    def word(name: str, c: Change) -> str:
+        if case.sequence and name in OF_SETS:
+            return "measured"
+        return "refuted" if c.broken else "inconclusive" if seen.inconclusive else "not refuted"
+
     lines = [
-        f"{name}: {'broken' if c.broken else holds}, a change of {number(c.size, up=True)}, and "
+        f"{name}: {word(name, c)}, a change of {number(c.size, up=True)}, and "
         f"{number(c.tolerance, up=True)} counts as none"
         for name, c in seen.worst.items()
     ]
