@@ -37,7 +37,9 @@ RULE = approximation.SoftNearest(1.0)
 NEAR = approximation.SoftmaxApproximation(RULE, HATS)
 GAUSSIAN = flows.gaussian(pf.fields.Linear(-E, E), POINT, E, t1=1.0, solver=pf.Euler(2))
 FOUND = pf.recover(add)
-REPORT = auditing.Audit("model", "how", "data", 0, (auditing.Section("size", "good", "fine"),))
+REPORT = auditing.Audit(
+    "model", "how", "data", 0, (auditing.Section("size", "The outputs settle."),)
+)
 POPULATION = representation.Population(X)
 WITNESS = representation.Witness("shows", MU, NU)
 ENERGY = pf.fields.SelfAttention(E, E, E)
@@ -201,6 +203,7 @@ THEORY = {
     "QueryBox": (representation.QueryBox, {"model": torch.cdist, "set_axis": False}),
     "Population": (representation.Population, {"data": X, "dtype": torch.float64}),
     "Population.context": (POPULATION.context, {"n": 2, "generator": GENERATOR}),
+    "Population.without_token": (POPULATION.without_token, {"index": 0}),
     "Population.draw": (POPULATION.draw, {"n": 2, "generator": GENERATOR}),
     "Population.points": (POPULATION.points, {"m": 2, "generator": GENERATOR}),
     "audit": (
@@ -216,9 +219,13 @@ THEORY = {
     ),
     "Model": (
         auditing.Model,
-        {"model": torch.sin, "name": "sine", "batched": False, "padded": torch.mul},
+        {
+            "model": torch.sin, "name": "sine", "batched": False, "padded": torch.mul,
+            "mode": "set", "class_token": 0, "tolerance": 0.01,
+        },
     ),
     "Audit.__getitem__": (lambda name: REPORT[name], {"name": "size"}),
+    "Audit.compare": (REPORT.compare, {"old": REPORT.to_dict()}),
     "Audit.save": (REPORT.save, {"file": FOLDER / "report.txt"}),
     "specimens": (zoo.specimens, {"dim": 2, "seed": 0}),
     "alice_elise": (zoo.alice_elise, {"n": 4}),

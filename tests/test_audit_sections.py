@@ -117,7 +117,7 @@ def test_a_pointwise_softmax_is_no_attention():
     for d in (53, 60, 61):
         data = torch.randn(200, d).double()
         found = pf.audit(lambda x: x.softmax(-1), data, sections=["relations"])
-        assert found["relations"].status == "absent"
+        assert found["relations"].status == "untried"
 
 
 def test_oversmoothing_is_noted():
@@ -125,7 +125,7 @@ def test_oversmoothing_is_noted():
     mix = pf.Compose(*[pf.fields.SelfAttention(*[torch.eye(4).double() * s for s in (0, 1, 0.9)])])
     gather = pf.Compose(*[pf.Residual(mix) for _ in range(6)])
     found = pf.audit(gather, DATA + 1, sections=["depth"])
-    assert found["depth"].status == "noted" and found.exit_code == 0
+    assert found["depth"].findings[0].notable and found.exit_code == 0
     assert found["depth"].numbers["cosine"][-1] > 0.9
     turn = torch.linalg.qr(torch.randn(4, 4).double())[0]
     still = pf.Compose(*[pf.Pointwise(lambda x: x @ turn) for _ in range(3)])
@@ -162,4 +162,4 @@ def test_the_response_to_replaced_tokens():
     assert moved == pytest.approx(worst["response"], rel=1e-6)
     alone = pf.audit(torch.tanh, DATA, sections=["sensitivity", "size"])
     assert alone["sensitivity"].numbers["share"] == 0
-    assert "do not depend" in alone["size"].verdict
+    assert "do not depend" in alone["size"].said

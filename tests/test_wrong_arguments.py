@@ -41,7 +41,8 @@ AUTHORS = {
 
 EXCEPTIONS = {
     **dict.fromkeys(
-        ["Realisation", "Heads", "Study", "GaussianPath", "Audit", "Section", "Derivative",
+        ["Realisation", "Heads", "Study", "GaussianPath", "Audit", "Section", "Finding",
+         "NotTried", "Comparison", "Derivative",
          "Characterisation", "LipschitzBounds", "Continuity", "Specimen", "Witness", "FlowError",
          "Path", "ProbedImage", "Arrays", "Flat", "Nested", "Conditional",
          "Coupling", "Masses", "Signed", "Statement", "Result", "Check", "Figure", "Series"],

@@ -70,6 +70,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "Measure.mixture": {"weights": COUNTS},
     "Measure.integrate, of values": {"f": COUNTS},
     "Population": {"data": ARRAY},
+    "Population.without_token": {"index": SIGNED},
     # Indices count from the end too, and may be tensors.
     "Measure.split": {"atom": SIGNED},
     "Measure.__getitem__": {"index": INDEX},
@@ -119,7 +120,12 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "audit": {"model": FUNCTION, "data": ARRAY},
     "audit, with queries": {"model": FUNCTION, "data": ARRAY, "queries": ARRAY},
     "verify": {"show": FUNCTION},
-    "Model": {"model": FUNCTION, "name": STRING, "padded": FUNCTION},
+    "Model": {
+        "model": FUNCTION,
+        "name": STRING,
+        "padded": FUNCTION,
+        "class_token": SIGNED,
+    },
     "Audit.__getitem__": {"name": STRING},
     # Queries and keys may be NaN at atoms without mass; scores are read by `relate`.
     "Encoded": {"q": NANS + FUNCTION, "k": NANS + FUNCTION},

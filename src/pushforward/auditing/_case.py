@@ -13,6 +13,7 @@ from ..distances import wasserstein
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, Population
 from ..representation.boxes import outputs_at
+from ._class_token import WithClassToken
 from ._model import Mode, Padded
 
 QUERIES = 4
@@ -82,6 +83,11 @@ class Case:
         return self.reading.mode == "sequence"
 
     @property
+    def class_token(self) -> bool:
+        """Whether a class token stands beside the tokens, with a share of its own."""
+        return isinstance(self.box.model, WithClassToken)
+
+    @property
     def between_measures(self) -> bool:
         """Whether the model is called as a map between measures: with weights, without queries."""
         return self.box.weighted and self.queries is None
@@ -120,7 +126,7 @@ class Baseline:
         out: the outputs.
         rounding: how far outputs move when every coordinate changes by one rounding unit.
         spread: the size of the outputs: the largest deviation of an entry from the mean output,
-            or the largest entry if there is one output.
+            or the largest entry if there is one output, or the same one for all tokens.
         given: a change up to this share of the spread counts as none.
     """
 
@@ -182,7 +188,10 @@ class Baseline:
             step *= 8
         centred = points - points.mean(0) if len(points) > 1 else points
         rounding = jitter + unit * float(points.abs().max())
-        return cls(box, queries, out, rounding, float(centred.abs().max()))
+        spread = float(centred.abs().max())
+        if spread <= rounding:
+            spread = float(points.abs().max())
+        return cls(box, queries, out, rounding, spread)
 
     def change(self, changed: Measure, index: Tensor, base: Measure | None = None) -> float:
         """How far outputs move when the context is replaced by another.

@@ -67,7 +67,7 @@ def reading(
             changes.append(_changes(replace(baseline, given=model.tolerance), mu, orders))
     except BlackBoxError:
         return Reading("set", special=model.class_token)  # the sections report it
-    shuffled = [change[None][1] for change in changes]
+    shuffled = [part if changed else 0.0 for changed, part in (each[None] for each in changes)]
     if min(shuffled) < MUCH:
         return Reading("set", special=model.class_token)
     for special in (0, -1):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from .._tools.checks import check_callable, check_flags, check_kind, check_range
+from .._tools.checks import check_callable, check_flags, check_kind, check_range, check_whole
 
 Padded = Callable[..., Tensor]
 """A model on tokens some of which are padding: `padded(tokens, real)` with shapes `(n, d)` and
@@ -67,13 +67,15 @@ class Model:
             check_flags(batched=self.batched)
         if self.padded is not None:
             check_callable("padded", self.padded, "a function, `padded(tokens, real)`")
-        if self.mode not in (None, "set", "sequence"):
+        if self.mode is not None and str(self.mode) not in ("set", "sequence"):
             raise ValueError(f'`mode` must be "set", "sequence" or None, got {self.mode!r}.')
-        if self.class_token not in (None, 0, -1) or isinstance(self.class_token, (bool, float)):
-            raise ValueError(
-                "`class_token` must be 0 (the first token), -1 (the last) or None, got "
-                f"{self.class_token!r}."
-            )
+        if self.class_token is not None:
+            check_whole("class_token", self.class_token, -1)
+            if self.class_token > 0:
+                raise ValueError(
+                    "`class_token` must be 0 (the first token), -1 (the last) or None, got "
+                    f"{self.class_token}."
+                )
         check_range("tolerance", self.tolerance, 0.0, 1.0)
 
     @property

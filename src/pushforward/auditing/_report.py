@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -18,6 +19,7 @@ from ._model import Mode
 from ._page import page
 from ._section import Section, count
 from .findings import (
+    LABEL,
     SCHEMA,
     TERMS,
     Comparison,
@@ -218,12 +220,12 @@ def _text(audit: Audit) -> Iterator[str]:
         yield from ("", "Not tried")
         for check in audit.not_tried:
             yield from _wrapped(f"{check.name}: {check.why} {check.how}".rstrip(), 2, 4)
-    if audit.sections:
+    if audit.findings:
         yield from ("", "Numbers")
         for section in audit.sections:
-            first, *lines = str(section).splitlines()
-            yield from _wrapped(first, 2, 4)
-            yield from lines
+            yield f"  {section.title}: {LABEL[section.status].lower()}, seed {section.seed}"
+            for line in section.lines:
+                yield from _wrapped(line, 4, 6)
     if audit.terms:
         yield from ("", "Terms")
         for name, meaning in audit.terms.items():
@@ -244,7 +246,9 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: int = 0, further: int = 0) -> list[str]:
-    return wrap(
-        text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * further,
+    kept = re.sub(r" (?=[%×])|(?<=×) ", "\u00a0", text)  # a number stays in one line
+    lines = wrap(
+        kept, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * further,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+    return [line.replace("\u00a0", " ") for line in lines]

@@ -20,7 +20,7 @@ from ._masks import padded_call
 from ._mode import prepared, reading
 from ._model import Model
 from ._report import Audit
-from ._section import Section, count
+from ._section import Section, count, untried
 from .findings import found as a_finding
 from .sections import CHECKS, depth, relations, sensitivity, size, symmetries, theorem
 
@@ -147,7 +147,7 @@ def _run_section(name: str, case: Case) -> Section:
         with torch.no_grad():
             return replace(RUN[name](case), seed=seed)
     except NotRecovered as error:  # the section on the theorem reports it
-        return replace(Section.untried(name, _sentence(str(error))), seed=seed)
+        return replace(untried(name, _sentence(str(error))), seed=seed)
     except BlackBoxError as error:
         reason = str(error)
     except Exception as error:  # the model's own code runs here, which may raise anything

@@ -43,17 +43,6 @@ class Section:
     tried: Sequence[str] = ()
     not_tried: Sequence[NotTried] = ()
 
-    @classmethod
-    def untried(cls, name: str, why: str, how: str = "") -> Section:
-        """A section that does not apply.
-
-        Args:
-            name: the name of the section.
-            why: why it was not tried, in a sentence.
-            how: what to give so that it is tried, in a sentence.
-        """
-        return cls(name, why, not_tried=(NotTried(name, why, how),))
-
     @property
     def title(self) -> str:
         """The name as a heading."""
@@ -85,6 +74,17 @@ class Section:
     def __str__(self) -> str:
         head = f"{self.title}: {LABEL[self.status].lower()}, seed {self.seed}. {self.said}"
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
+
+
+def untried(name: str, why: str, how: str = "") -> Section:
+    """A section that does not apply.
+
+    Args:
+        name: the name of the section.
+        why: why it was not tried, in a sentence.
+        how: what to give so that it is tried, in a sentence.
+    """
+    return Section(name, why, not_tried=(NotTried(name, why, how),))
 
 
 def json_data(x: Any) -> Any:

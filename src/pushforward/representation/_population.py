@@ -140,7 +140,8 @@ class Population:
             >>> token, others.sets[0].n
             (tensor([9.]), 2)
         """
-        if index not in (0, -1):
+        check_whole("index", index, -1)
+        if index > 0:
             raise ValueError(f"`index` must be 0 (the first token) or -1 (the last), got {index}.")
         law, kept = self.law, slice(1, None) if index == 0 else slice(None, -1)
         if law is not None:

@@ -187,37 +187,44 @@ def _change(old: Finding, new: Finding) -> str:
 def _findings(audit: Any) -> dict[tuple[str, str], Finding]:
     """The findings of an audit by section and name; an error if it is no audit."""
     if not isinstance(audit, Mapping):
-        raise TypeError(f"An audit to compare with is a dictionary, got {_kind(audit)}. {FIX}")
+        raise TypeError(f"`old` must be an audit as a dictionary, got {_kind(audit)}. {FIX}")
     if audit.get("schema") != SCHEMA or isinstance(audit.get("schema"), bool):
         given = repr(audit["schema"])[:40] if "schema" in audit else "none"
-        raise ValueError(
-            f"An audit to compare with must have `schema` {SCHEMA}, got {given}. {FIX}"
-        )
+        raise ValueError(f"`old` must be an audit whose `schema` is {SCHEMA}, got {given}. {FIX}")
     for key, kind in RUN.items():
-        _checked(audit, key, kind, "the audit")
-    found = _checked(audit, "findings", list, "the audit")
+        _checked(audit, key, kind, "`old`")
+    found = _checked(audit, "findings", list, "`old`")
     if len(found) > MOST_FINDINGS:
-        raise ValueError(f"An audit has at most {MOST_FINDINGS} findings, got {len(found)}. {FIX}")
+        raise ValueError(
+            f"`old` must have at most {MOST_FINDINGS} findings, got {len(found)}. {FIX}"
+        )
     _sections(audit)
     return {(f.section, f.name): f for f in (_finding(each, k) for k, each in enumerate(found))}
 
 
 def _sections(audit: Mapping[str, Any]) -> set[str]:
     """The names of the sections of an audit that were run."""
-    sections = _checked(audit, "sections", list, "the audit")
+    sections = _checked(audit, "sections", list, "`old`")
     if len(sections) > MOST_FINDINGS:
-        raise ValueError(f"An audit has a few sections, got {len(sections)}. {FIX}")
+        raise ValueError(f"`old` must have a few sections, got {len(sections)}. {FIX}")
     for k, section in enumerate(sections):
         if not isinstance(section, Mapping):
-            raise ValueError(f"Section {k} must be a dictionary, got {_kind(section)}. {FIX}")
-    return {_checked(section, "name", str, f"section {k}") for k, section in enumerate(sections)}
+            raise ValueError(
+                f"Section {k} of `old` must be a dictionary, got {_kind(section)}. {FIX}"
+            )
+    return {
+        _checked(section, "name", str, f"section {k} of `old`")
+        for k, section in enumerate(sections)
+    }
 
 
 def _finding(data: Any, k: int) -> Finding:
     """One finding, checked."""
-    where = f"finding {k}"
+    where = f"finding {k} of `old`"
     if not isinstance(data, Mapping):
-        raise ValueError(f"{where.capitalize()} must be a dictionary, got {_kind(data)}. {FIX}")
+        raise ValueError(
+            f"{where[:1].upper()}{where[1:]} must be a dictionary, got {_kind(data)}. {FIX}"
+        )
     words = {key: _checked(data, key, str, where) for key in WORDS}
     if words["status"] not in ORDER:
         known = ", ".join(ORDER)

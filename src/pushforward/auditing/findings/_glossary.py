@@ -80,6 +80,7 @@ SEEN_AS: dict[str, str] = {
     "head": r"\bheads?\b",
     "mask": r"\bmasks?\b",
     "in-context map": r"\bin-context maps?\b",
+    "coupling": r"\bcouplings?\b",
     "residual path": r"\bresidual paths?\b",
 }
 """What a term looks like in a sentence, where that is not the term itself."""

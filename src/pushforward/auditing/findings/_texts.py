@@ -43,8 +43,9 @@ TEXTS: dict[str, Text] = {
         "that repeating all tokens changes nothing",
         "Only the shares of the tokens count for the model, not how many there are.",
         "The same tokens in the same shares get other outputs if the list is longer.",
-        "Sums where means were meant, scores that are multiplied by log n, top-k, positions, or "
-        "the number of tokens as a feature.",
+        "Sums where means were meant, scores that are multiplied by log n, top-k, positions, the "
+        "number of tokens as a feature, or a class token, which has a smaller share of a longer "
+        "list.",
         "Use means instead of sums, or divide by the number of tokens. If the number is meant to "
         "matter, this finding is no fault.",
     ),
@@ -116,8 +117,7 @@ TEXTS: dict[str, Text] = {
     "order": Text(
         "how much the order matters",
         "It was audited as a sequence model, for which that is as it should be.",
-        "The model reads the positions of its tokens. It was audited as a sequence model, without "
-        "the tests for sets.",
+        "It was therefore audited as a sequence model, without the tests for sets.",
         "Position embeddings, a recurrent layer or a causal mask.",
         'Nothing, if the tokens are a sequence: `pf.auditing.Model(model, mode="sequence")` says '
         'so. If they are a set, this is a mistake: leave the positions out. With `mode="set"` it '
@@ -126,6 +126,8 @@ TEXTS: dict[str, Text] = {
     "later tokens": Text(
         "whether outputs depend on later tokens",
         "An output sees the tokens before it and after it.",
+        "The model is causal: an output sees its own token and earlier ones, as in models that "
+        "predict the next token.",
     ),
     "set checks": Text(
         "what the tests for sets would say",
@@ -138,8 +140,8 @@ TEXTS: dict[str, Text] = {
         "A longer list of the same tokens in the same shares gets the same outputs.",
         "The same tokens in the same shares get other outputs as the list gets longer. What the "
         "model has learned at one length does not carry over to another.",
-        "Sums where means were meant, scores that grow with log n, or positions that training "
-        "never reached.",
+        "Sums where means were meant, scores that grow with log n, a class token, or positions "
+        "that training never reached.",
         "Use means instead of sums, leave out factors that depend on n, or train with sets as "
         "large as those you will use.",
     ),
@@ -168,8 +170,8 @@ TEXTS: dict[str, Text] = {
         "There is evidence against it, but not enough to refute it.",
         "Nearest neighbours, hard thresholds, ranks or medians, or slopes so steep that they look "
         "like jumps.",
-        "Use float64 to tell a jump from a slope. Replace hard choices by soft ones if outputs "
-        "should be stable.",
+        "Replace hard choices by soft ones if outputs should be stable. If the model computes in "
+        "float32, float64 tells a jump from a slope.",
     ),
     "continuity in the measure": Text(
         "that it is continuous in the measure",
@@ -197,7 +199,7 @@ TEXTS: dict[str, Text] = {
         "Replace hard choices by soft ones, for instance nearest neighbours by attention.",
     ),
     "continuity in the query": Text(
-        "that the output is continuous in the query",
+        "that the output is continuous in the query (B2)",
         "Near queries have near outputs.",
         "Two queries that are as near as one likes have outputs that are far apart.",
         "Nearest neighbours, hard thresholds, or decision trees.",
@@ -232,8 +234,8 @@ TEXTS: dict[str, Text] = {
         "The effect of one token fades as sets grow, as for every map that is continuous in the "
         "measure.",
         "However large the set, a single token can move the outputs as far as in a small one.",
-        "Max pooling, or attention so sharp that one token gets all the weight.",
-        "Use a mean or attention instead of the maximum. For attention, lower the scale of the "
+        "Max pooling, sums, or attention so sharp that one token gets all the weight.",
+        "Use a mean or attention instead of the maximum or sum. Lower the scale of the attention "
         "scores. If single tokens are meant to decide, this is no fault.",
     ),
     # depth

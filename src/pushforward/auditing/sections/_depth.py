@@ -20,7 +20,7 @@ from ...measures import Measure
 from ...representation import BlackBoxError
 from .._case import Case
 from .._inside import layers
-from .._section import Section, count
+from .._section import Section, count, untried
 from ..findings import Finding, found, number
 from ._charts import cosine_figure, paths_figure, rank_figure
 
@@ -45,7 +45,7 @@ def depth(case: Case) -> Section:
         how = ""
         if not isinstance(case.box.model, nn.Module):
             how = "Give the module itself, not a function around it."
-        return Section.untried("depth", "No repeated layers were found in the model.", how)
+        return untried("depth", "No repeated layers were found in the model.", how)
     if not all(bool(x.isfinite().all()) for x in clouds):
         raise BlackBoxError("one of its layers returns NaN or infinity")
     table = [cloud_numbers(x.double()) for x in clouds]

@@ -77,8 +77,8 @@ class OneToken:
         by = f"moves the output by {share_of(self.part)} of its size"
         if self.stays:
             said = (
-                f"One token of {n} {by}, and this does not fall as sets grow to {n} tokens. It is "
-                f"max pooling, or attention whose scores differ by more than log {n} = "
+                f"One token of {n} {by}, and this does not fall as sets grow to {n} tokens. "
+                f"Attention does that only if its scores differ by more than log {n} = "
                 f"{math.log(n):.1f}."
             )
         elif math.isnan(self.exponent):

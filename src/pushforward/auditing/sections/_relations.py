@@ -19,7 +19,7 @@ from ...approximation import conditional_rank
 from ...pictures import Chart
 from .._case import Case, selected
 from .._inside import attention
-from .._section import Section, count
+from .._section import Section, count, untried
 from ..findings import Finding, found, number, share
 from ._charts import MEASURES, attention_figure, head_figures
 from ._depth import TOKENS
@@ -56,7 +56,7 @@ def relations(case: Case) -> Section:
     # Matrices that are not attention, but happen to be as large, do not shrink with the context.
     fewer = selected(mu, torch.arange(mu.n - max(1, mu.n // 8)))
     if not layers or len(layers) != len(attention(case.box, fewer, x)):
-        return Section.untried("relations", "No attention heads were found in the model.")
+        return untried("relations", "No attention heads were found in the model.")
     table = [[head_numbers(P) for P in heads] for heads in layers]
     flat = [head for row in table for head in row]
     mean = {name: _mean([head[name] for head in flat]) for name in NAMES}
@@ -77,8 +77,8 @@ def _findings(heads: list[Head], mean: dict[str, float], layers: int) -> list[Fi
     """What the heads relate, and whether some of them choose nothing."""
     said = (
         f"{count(len(heads), 'head')} in {count(layers, 'attention layer')} have a mean entropy "
-        f"of {mean['entropy']:.2f}. Their weights are {share(mean['columns'])} away from a "
-        "coupling"
+        f"of {mean['entropy']:.2f}. To make them couplings, {share(mean['columns'])} of their "
+        "weight would have to move"
     )
     rank = (
         ""
@@ -90,7 +90,11 @@ def _findings(heads: list[Head], mean: dict[str, float], layers: int) -> list[Fi
     findings = [found("relations", "heads", "measured", f"{said}{rank}.{some}", figure=0)]
     even = sum((head["entropy"] or 0.0) > UNIFORM for head in heads)
     if even:
-        which = "Every head gives" if even == len(heads) else f"{even} of {len(heads)} heads give"
+        which = (
+            "Every head gives"
+            if even == len(heads)
+            else f"{even} of {len(heads)} heads give{'s' if even == 1 else ''}"
+        )
         said = f"{which} all tokens the same weight, with an entropy above {UNIFORM}."
         findings.append(
             found("relations", "uniform heads", "measured", said, amiss=True, figure=0)
@@ -120,14 +124,23 @@ def head_numbers(P: Float[Tensor, "m n"]) -> Head:
     """The entropy, column sums, rank and diagonal of one head."""
     m, n = P.shape
     p = P.double()
-    entropy = -torch.special.xlogy(p, p).sum(-1).mean()
+    entropy = -torch.special.xlogy(p, p).sum(-1)
+    if m == n > 1 and _is_causal(p):  # its row i is spread over i tokens at most
+        most = torch.arange(2, n + 1, dtype=p.dtype, device=p.device).log()
+        entropy = entropy[1:] / most * math.log(n)
     columns = (p.mean(0) - 1 / n).abs().sum() / 2
     return {
-        "entropy": float(entropy) / math.log(n) if n > 1 else 1.0,
+        "entropy": float(entropy.mean()) / math.log(n) if n > 1 else 1.0,
         "columns": float(columns),
         "rank": conditional_rank(P),
         "self": float(p.diagonal().mean()) if m == n else None,
     }
+
+
+def _is_causal(p: Tensor) -> bool:
+    """Whether every query looks at all earlier keys and at no later one."""
+    past = torch.ones_like(p, dtype=torch.bool).tril()
+    return bool((p[past] > 0).all() and (p[~past] == 0).all())
 
 
 def _mean(values: list[float | None]) -> float:

@@ -13,8 +13,8 @@ import torch
 
 from ..._tools.fits import power
 from .._case import Baseline, Case, selected
-from .._section import Section
-from ..findings import Finding, Status, found, number, share, sort_findings
+from .._section import Section, untried
+from ..findings import Finding, NotTried, Status, found, number, share, sort_findings
 from ._charts import length_figure, spread_figure
 
 SMALLEST = 8
@@ -39,6 +39,9 @@ CONVERGES = -0.25
 OF_SEQUENCES = "A longer sequence is not a larger sample of one law."
 """Why this is not asked of a model of sequences."""
 
+CLASS_TOKEN = "If the other tokens are repeated, the class token has a smaller share of them all."
+"""Why a model with a class token is not tested for repeated tokens."""
+
 SETS_ONLY = 'Say `mode="set"` to try it all the same.'
 """What makes a test for sets be tried on a model of sequences."""
 
@@ -46,7 +49,7 @@ SETS_ONLY = 'Say `mode="set"` to try it all the same.'
 def size(case: Case) -> Section:
     """Draw larger and larger contexts, and repeat one context more and more often."""
     if case.sequence:
-        return Section.untried("size", OF_SEQUENCES, SETS_ONLY)
+        return untried("size", OF_SEQUENCES, SETS_ONLY)
     case = case.of_one_law()
     points, own = case.points(POINTS), case.box.tokens_per_query
     sizes = [SMALLEST * 2**k for k in range(int(math.log2(case.tokens // SMALLEST)) + 1)]
@@ -63,7 +66,9 @@ def size(case: Case) -> Section:
     tolerance, rounding = baseline.tolerance, baseline.rounding
     visible = [(m, s) for m, s in zip(sizes, spreads, strict=True) if s > rounding]
     rate, error = power([(m, s) for m, s in visible if m >= min(FIT_FROM, sizes[-3])])
-    findings = [_length(changes, baseline), _convergence(rate, error, bool(visible))]
+    findings = [_convergence(rate, error, bool(visible))]
+    if changes:
+        findings.insert(0, _length(changes, baseline))
     numbers = {
         "sizes": sizes, "spread": spreads, "drift": drifts, "rate": rate, "rate_error": error,
         "output_size": scale, "length_tolerance": tolerance,
@@ -80,12 +85,13 @@ def size(case: Case) -> Section:
         f"one context repeated up to {n} tokens: outputs change by {number(d, up=True)}"
         for n, d in changes
     ]
-    shares = [(n, baseline.share(d)) for n, d in changes]
-    plots = [
-        spread_figure(sizes, spreads, CONTEXTS), length_figure(shares, baseline.share(tolerance)),
-    ]  # fmt: skip
+    plots = [spread_figure(sizes, spreads, CONTEXTS)]
+    if changes:
+        shares = [(n, baseline.share(d)) for n, d in changes]
+        plots.append(length_figure(shares, baseline.share(tolerance)))
     said = " ".join(f.said for f in sort_findings(findings))
-    return Section("size", said, findings, lines, numbers, plots)
+    skipped = [NotTried("length", CLASS_TOKEN)] if case.class_token else []
+    return Section("size", said, findings, lines, numbers, plots, not_tried=skipped)
 
 
 def _repeated(case: Case) -> tuple[list[tuple[int, float]], Baseline]:
@@ -93,7 +99,7 @@ def _repeated(case: Case) -> tuple[list[tuple[int, float]], Baseline]:
     mu = case.context()
     baseline, changes = case.baseline(mu), []
     for k in COPIES:
-        if k * mu.n <= case.tokens:
+        if k * mu.n <= case.tokens and not case.class_token:
             index = torch.arange(mu.n).repeat(k)
             changes.append((k * mu.n, baseline.change(selected(mu, index), index)))
     return changes, baseline

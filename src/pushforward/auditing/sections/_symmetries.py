@@ -24,11 +24,11 @@ from ...representation import (
 )
 from ...representation.boxes import as_tensor, finite
 from .._case import Baseline, Case, Reading, largest_change, ordered, selected
-from .._class_token import WithClassToken
 from .._model import Padded
 from .._section import Section, count
 from ..findings import Finding, NotTried, found, number, share, sort_findings
 from ._charts import rewriting_figure
+from ._size import CLASS_TOKEN
 
 CONTEXTS = 3
 """The number of contexts on which every symmetry is tested."""
@@ -119,7 +119,7 @@ def symmetries(case: Case) -> Section:
         for name, c in seen.worst.items()
     }  # fmt: skip
     return Section(
-        "symmetries", _said(findings, seen, case.sequence), findings, _lines(seen), numbers,
+        "symmetries", _said(findings, seen, case.sequence), findings, _lines(case, seen), numbers,
         [_picture(seen.worst, skipped)], tried=tried, not_tried=skipped,
     )  # fmt: skip
 
@@ -128,14 +128,14 @@ def _measured(case: Case) -> Seen:
     """The largest change in every test, over some contexts."""
     worst: dict[str, Change] = {}
     failed: dict[str, str] = {}
-    by_rounding, inconclusive, constant = 0.0, False, True
+    by_rounding, inconclusive, outputs = 0.0, False, []
     for _ in range(CONTEXTS):
         mu = case.context()
         baseline = case.baseline(mu)
         if baseline.spread > 0:
             by_rounding = max(by_rounding, baseline.by_rounding / baseline.spread)
         inconclusive = inconclusive or baseline.inconclusive
-        constant = constant and baseline.spread == 0
+        outputs.append(baseline.out.atoms if isinstance(baseline.out, Measure) else baseline.out)
         for name, test in _tests(case, baseline, mu).items():
             try:
                 size = test()
@@ -148,6 +148,7 @@ def _measured(case: Case) -> Seen:
             if before is None or change.size * before.tolerance >= before.size * change.tolerance:
                 worst[name] = change
         case.tick()
+    constant = bool((torch.cat(outputs) == outputs[0][0]).all())
     return Seen(worst, failed, by_rounding, inconclusive, constant)
 
 
@@ -161,7 +162,7 @@ def _finding(case: Case, seen: Seen, name: str, change: Change) -> Finding | Non
     if seen.inconclusive:
         return None
     if change.share > seen.by_rounding:
-        said += f", less than the tolerance of {share(case.tolerated)} that was given"
+        said += f", less than the tolerance of {100 * case.tolerated:g} % that was given"
     elif change.size > 0:
         said += ", no more than rounding"
     return found("symmetries", name, "open", f"{said}.", effect=change.share, figure=0)
@@ -179,7 +180,10 @@ def _of_sequences(case: Case, seen: Seen) -> list[Finding]:
     findings = []
     order = seen.worst.get("permutation")
     if order is not None:
-        said = SAID["permutation"].format(_amount(order.share))
+        said = (
+            "It reads the positions of its tokens: shuffling them changes the outputs by "
+            f"{_amount(order.share)}"
+        )
         findings.append(
             found("symmetries", "order", "measured", f"{said}.", amiss=case.reading.seen,
                   effect=order.share, figure=0)
@@ -267,18 +271,24 @@ def _skipped(case: Case, seen: Seen) -> list[NotTried]:
             "written as the same token twice.",
             "Weights are tried for a map of measures, `f(mu)`.",
         ))  # fmt: skip
+    if case.class_token:
+        skipped.append(NotTried("duplication", CLASS_TOKEN))
     if isinstance(box, TokenBox) and "neighbours" not in {*seen.worst, *seen.failed}:
-        why, how = "The model takes one set at a time.", ""
+        why, how = "The model was called with one set at a time.", ""
         if not box.set_axis:
             how = "If it takes several, give data of shape (b, n, d), or say `batched=True`."
         skipped.append(NotTried("neighbours", why, how))
     return skipped
 
 
-def _lines(seen: Seen) -> list[str]:
-    holds = "inconclusive" if seen.inconclusive else "not refuted"
+def _lines(case: Case, seen: Seen) -> list[str]:
+    def word(name: str, c: Change) -> str:
+        if case.sequence and name in OF_SETS:
+            return "measured"
+        return "refuted" if c.broken else "inconclusive" if seen.inconclusive else "not refuted"
+
     lines = [
-        f"{name}: {'broken' if c.broken else holds}, a change of {number(c.size, up=True)}, and "
+        f"{name}: {word(name, c)}, a change of {number(c.size, up=True)}, and "
         f"{number(c.tolerance, up=True)} counts as none"
         for name, c in seen.worst.items()
     ]
@@ -309,6 +319,8 @@ def _tests(case: Case, baseline: Baseline, mu: Measure) -> Tests:
     x = baseline.queries
     if isinstance(box, QueryBox) and x is not None:
         tests["queries"] = lambda: largest_change(box.outputs(mu, x), box.alone(mu, x))
+    if case.class_token:
+        del tests["duplication"]
     # A fixed order: tests draw random numbers when they run.
     return {name: tests[name] for name in SAID if name in tests}
 
@@ -319,7 +331,7 @@ def _token_tests(case: Case, box: TokenBox, mu: Measure) -> Tests:
     if not box.pooled:
         first_twice = torch.cat([mu.atoms[:1], mu.atoms])
         tests["equal tokens"] = lambda: largest_change(*box.call(first_twice)[:2])
-        if isinstance(box.model, WithClassToken):
+        if case.class_token:
             tests["class token"] = lambda: _of_class_token(case, box, mu)
     if box.set_axis and _takes_two_sets(box, mu.atoms):
         other = lambda: case.population.draw(mu.n, case.generator).atoms

@@ -45,10 +45,10 @@ from ...representation.continuity import (
     continuity,
 )
 from .._case import CLOUD, Case
-from .._section import Section
+from .._section import Section, untried
 from ..findings import Finding, NotTried, found, number, share, sort_findings
 from ._charts import gap_figure, recovered_figure
-from ._size import SETS_ONLY
+from ._size import CLASS_TOKEN, SETS_ONLY
 from ._symmetries import rewriting_tests
 
 CONTINUITY = "continuity in the measure"
@@ -73,13 +73,16 @@ ESTIMATES = 30
 def theorem(case: Case) -> Section:
     """What [A, Thm. 1] says about the model."""
     if case.sequence:
-        return Section.untried(
+        return untried(
             "theorem", "The theorem is about maps of sets, and this model reads positions.",
             "Give the tokens with their position embeddings added, and the model behind this "
             f"step: then it is a map of sets. {SETS_ONLY}",
         )  # fmt: skip
+    if case.class_token:
+        how = "Audit the layers of the model without their class token."
+        return untried("theorem", CLASS_TOKEN, how)
     if case.box.pooled and not case.box.weighted:
-        return Section.untried(
+        return untried(
             "theorem",
             "The model has one output for the whole set, so there is no output per token to test.",
             "Give the part of the model before the pooling.",
@@ -87,7 +90,7 @@ def theorem(case: Case) -> Section:
     cloud = case.points(CLOUD)
     if not Region.around(cloud).size > 0:
         why = "All points are equal, so none can be moved within the data."
-        return Section.untried("theorem", why, "Give data that differ.")
+        return untried("theorem", why, "Give data that differ.")
     mu = case.context()
     if case.queries is None and not case.box.weighted:
         return _of_lists(case, mu)
@@ -109,9 +112,8 @@ def _of_lists(case: Case, mu: Measure) -> Section:
             f"{' or '.join(ways[name] for name in broken)}, the outputs change by "
             f"{share(baseline.share(worst))} of their size."
         )
-        effect = baseline.share(worst)
         numbers["verdict"] = str(Verdict.NOT_A_MEASURE_MAP)
-        finding = found("theorem", "measure map", "refuted", said, effect=effect)
+        finding = found("theorem", "measure map", "refuted", said)
         why = "It is asked of maps of measures only, and this is none."
         skipped = [NotTried(name, why) for name in ("(B1)", "(B2)", "recovery")]
         return Section("theorem", said, [finding], numbers=numbers, not_tried=skipped)
@@ -142,7 +144,8 @@ def _section(
         cloud: points of the data.
         tolerance: the largest change of outputs that counts as none.
     """
-    findings = [_finding(case, known, recovered, tolerance)]
+    other = recovered is not None and recovered.is_other(tolerance)
+    findings = [_finding(case, known, other)]
     lines, numbers = _lines(case, known, cloud), _numbers(known)
     plots: list[Chart] = []
     if known.continuity is not None:
@@ -153,7 +156,8 @@ def _section(
             how = "Give more tokens."
             skipped.append(NotTried("recovery", f"It failed: {recovered.problem}.", how))
         else:
-            findings.append(recovered.finding(figure=len(plots) if recovered.pairs else None))
+            if not other:
+                findings.append(recovered.finding(figure=len(plots) if recovered.pairs else None))
             errors = {"deviation": recovered.deviation, "estimate": recovered.estimate}
             numbers["recovered"] = errors
         if recovered.pairs:
@@ -222,16 +226,13 @@ def _query_precision(case: Case) -> Precision:
     return Precision(full.hs, 1.0, full.fit, full.zoom, (1.0,))
 
 
-def _finding(
-    case: Case, known: Characterisation, recovered: Recovered | None, tolerance: float
-) -> Finding:
+def _finding(case: Case, known: Characterisation, other: bool) -> Finding:
     """What kind of map it is, in words.
 
     Args:
         case: the model.
         known: what kind of map it is.
-        recovered: images recovered from unordered outputs.
-        tolerance: the largest change of outputs that counts as none.
+        other: whether images recovered from unordered outputs are not the model's own.
     """
     if case.queries is not None:
         return _of_queries(case, known)
@@ -249,7 +250,7 @@ def _finding(
     searched, jumps = _searched(known), known.continuity
     if case.between_measures or jumps is None:
         return found("theorem", "in-context map", "open", searched)
-    if recovered is not None and recovered.deviation > ESTIMATES * recovered.estimate + tolerance:
+    if other:
         said = (
             "A token of small weight, added where another token lies, gets another output than "
             "that token. The map is not continuous in the context then."
@@ -322,6 +323,14 @@ class Recovered:
     estimate: float = 0.0
     pairs: list[tuple[float, float]] = field(default_factory=list)
     problem: str = ""
+
+    def is_other(self, tolerance: float) -> bool:
+        """Whether what was recovered is not the model's own output.
+
+        Args:
+            tolerance: the largest change of outputs that counts as none.
+        """
+        return self.deviation > ESTIMATES * self.estimate + tolerance
 
     def finding(self, figure: int | None) -> Finding:
         """In words.
