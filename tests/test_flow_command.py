@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from test_house import ROOT
 
 from pushforward._command import main
-from pushforward._command.running import OBSERVABLES, build, read_configuration
+from pushforward._command.running import OBSERVABLES, Configuration, build, read_configuration
 
 pytestmark = pytest.mark.unhooked
 
@@ -234,8 +233,6 @@ def test_the_page_on_flows_names_every_key_and_observable():
         for part in data.get("$defs", {}).values():
             collect(part)
 
-    from pushforward._command.running import Configuration
-
     collect(Configuration.model_json_schema())
     missing = [name for name in sorted({*keys, *OBSERVABLES}) if f"`{name}`" not in page]
-    assert not missing and yaml.safe_load(SMALL)["t1"] == 2
+    assert not missing
