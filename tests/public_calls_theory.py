@@ -61,6 +61,11 @@ FLOWS = {
     "Flow.path": (MOVE.path, {"mu": MU, "save": 2, "queries": X, "progress": False}),
     "Path.load": (pf.Path.load, {"folder": FOLDER / "flow", "field": FIELD}),
     "Path.__getitem__": (lambda index: PATH[index], {"index": 0}),
+    "Path.to_html": (PATH.to_html, {
+        "title": "A cloud", "curves": {"radius": PATH.radius()}, "tol": 0.1, "progress": False}),
+    "Path.save": (PATH.save, {
+        "file": FOLDER / "cloud.html", "title": "A cloud", "curves": {"radius": PATH.radius()},
+        "tol": 0.1}),
     "Path.animate": (PATH.animate, {"file": FOLDER / "cloud.gif", "seconds": 1.0}),
     "Path.cluster_count": (PATH.cluster_count, {"tol": 0.1}),
     "Path.clusters": (PATH.clusters, {"tol": 0.1}),

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from test_house import ROOT
 
 from pushforward._command import main
-from pushforward._command.running import OBSERVABLES, build, read_configuration
+from pushforward._command.running import OBSERVABLES, Configuration, build, read_configuration
 
 pytestmark = pytest.mark.unhooked
 
@@ -149,7 +148,7 @@ WRONG = {
     "a truth value": (("steps: 8", "steps: yes"), "line 8: `solver.steps` should be a valid"),
     "no steps": (("steps: 8", "steps: 0"), "line 8: `solver.steps` should be greater"),
     "not a number": (("t1: 2", "t1: .nan"), "line 9: `t1` should be a finite number"),
-    "no time": (("t1: 2", "t1: 0"), "`t1` must differ from `t0`"),
+    "no time": (("t1: 2", "t1: 0"), "line 9: `t1` must differ from `t0`"),
     "too many saved times": (("save: 4", "save: 9"), "line 10: `save`: `save` asks for 9"),
     "a wrong matrix": (("Q: 4", "Q: [[1, 2], [3]]"), "line 4: `field.Q` must have rows of equal"),
     "a matrix of words": (("Q: 4", "Q: [one]"), "line 4: `field.Q` must be a number, a list"),
@@ -159,7 +158,7 @@ WRONG = {
     "an observable of other fields": (("  Q: 4", "  Q: 4\n  V: [1, 2, 3]"),
                                       "line 12: `observables[0]`: This field is no gradient"),
     "points off the sphere": (("law: sphere,", "law: gaussian, dim: 3,"), "line 1: `initial`: "
-                              "`initial` must lie on the sphere"),
+                              "points must lie on the manifold"),
     "a billion points": (("points: 20", "points: 1000000000"), "line 1: `initial.points`"),
     "no points": (("points: 20", "points: 0"), "`initial.points` should be greater"),
     "a file that is not there": (("law: sphere, points: 20, seed: 3", "law: file, points: no.npy"),
@@ -230,13 +229,10 @@ def test_the_page_on_flows_names_every_key_and_observable():
     keys = set()
 
     def collect(data):
-        for name, value in data.get("properties", {}).items():
-            keys.add(name)
+        keys.update(data.get("properties", {}))
         for part in data.get("$defs", {}).values():
             collect(part)
 
-    from pushforward._command.running import Configuration
-
     collect(Configuration.model_json_schema())
     missing = [name for name in sorted({*keys, *OBSERVABLES}) if f"`{name}`" not in page]
-    assert not missing and yaml.safe_load(SMALL)["t1"] == 2
+    assert not missing

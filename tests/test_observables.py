@@ -90,11 +90,48 @@ def test_pictures_of_a_path(tmp_path, d):
     mu = pf.Measure(torch.randn(9, d), torch.rand(9))
     path = pf.flow(pf.Pointwise(lambda x: -x), mu, t1=1.0, solver=pf.Euler(10), save=10)
     path.plot().savefig(tmp_path / "path.png")
-    path.animate(tmp_path / "path.gif", seconds=1.0)
-    with pytest.raises(ValueError, match=r"`file` must end in .gif"):
-        path.animate(tmp_path / "path.mp4")
-    assert (tmp_path / "path.gif").stat().st_size > 1000
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["path.gif", "path.png"]
+    suffix = {1: "gif", 2: "webp", 3: "gif"}[d]
+    path.animate(tmp_path / f"path.{suffix}", seconds=1.0)
+    with pytest.raises(ValueError, match=r"`file` must end in .gif, .webp or .mp4"):
+        path.animate(tmp_path / "path.avi")
+    from PIL import Image
+
+    with Image.open(tmp_path / f"path.{suffix}") as film:
+        assert film.format == suffix.upper() and film.n_frames == 11
+    assert sorted(f.name for f in tmp_path.iterdir()) == [f"path.{suffix}", "path.png"]
+
+
+def test_a_film_in_mp4_needs_ffmpeg(tmp_path, monkeypatch):
+    """With it there is a film, without it an error that says what to do."""
+    from matplotlib.animation import FFMpegWriter
+
+    mu = pf.Measure(torch.randn(9, 3)).push(pf.Sphere().retract)
+    eye = torch.eye(3)
+    field = pf.fields.SelfAttention(eye, eye, eye, manifold=pf.Sphere())
+    path = pf.flow(field, mu, t1=1.0, solver=pf.Euler(2), save=2)
+    if FFMpegWriter.isAvailable():
+        path.animate(tmp_path / "path.mp4", seconds=1.0)
+        assert (tmp_path / "path.mp4").read_bytes()[4:8] == b"ftyp"
+    monkeypatch.setattr(FFMpegWriter, "isAvailable", lambda: False)
+    with pytest.raises(RuntimeError, match="needs the program ffmpeg"):
+        path.animate(tmp_path / "other.mp4")
+    assert not (tmp_path / "other.mp4").exists()
+
+
+def test_areas_of_marks_are_masses():
+    """Points that coincide are one mark; what is apart stays apart; no mass is lost."""
+    from pushforward.pictures._scene import joined
+
+    points = torch.tensor([[0.0, 0], [0, 0.0005], [1, 1], [0, 0]]).numpy()
+    masses = torch.tensor([0.1, 0.2, 0.3, 0.4]).numpy()
+    places, weights = joined(points, masses, 0.004)
+    assert weights.tolist() == pytest.approx([0.7, 0.3]) and places[1].tolist() == [1, 1]
+    mu = pf.Measure(torch.zeros(3, 2), torch.tensor([1.0, 1.0, 2.0]))
+    figure = pf.flow(pf.Pointwise(lambda x: x), mu, t1=1.0, solver=pf.Euler(1)).plot()
+    (mark,) = [
+        c for c in figure.axes[0].collections if c.get_gid() == "marks" and len(c.get_offsets())
+    ]
+    assert len(mark.get_offsets()) == 1
 
 
 def test_a_study_draws():

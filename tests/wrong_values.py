@@ -71,6 +71,9 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "Measure.integrate, of values": {"f": COUNTS},
     "Population": {"data": ARRAY},
     "Population.without_token": {"index": SIGNED},
+    # A headline is any string.
+    "Path.to_html": {"title": ["a string"]},
+    "Path.save": {"title": ["a string"]},
     # Indices count from the end too, and may be tensors.
     "Measure.split": {"atom": SIGNED},
     "Measure.__getitem__": {"index": INDEX},

@@ -220,6 +220,13 @@ class Path:
         if tol is not None:
             check_number("tol", tol)
         check_flags(progress=progress)
+        if curves is not None and not (
+            isinstance(curves, Mapping) and all(isinstance(name, str) for name in curves)
+        ):
+            raise TypeError(
+                "`curves` must be a dictionary of names and tensors, such as "
+                f"{{'radius': path.radius()}}, got {type(curves).__name__}."
+            )
         return _page(self, title, curves, tol, progress)
 
     def save(

@@ -88,7 +88,15 @@ def build(found: schema.Configuration, document: Document) -> Run:
         manifold = fields.manifold_of(field)
         if found.initial.project:
             mu = mu.push(manifold.retract)
-        manifold.check("initial", mu.atoms)
+        try:
+            manifold.check("initial", mu.atoms)
+        except ValueError:
+            raise ValueError(
+                f"points must lie on the manifold of the field, {manifold}. Bring them there with "
+                "`project: true`."
+            ) from None
+    if found.t0 == found.t1:
+        raise document.error(["t1"], f"`t1` must differ from `t0`, got {found.t1:g} for both.")
     with document.blamed("solver"):
         solver = _solver(found.solver)
         flow = Flow(field, t0=found.t0, t1=found.t1, solver=solver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,7 +51,7 @@ def _matrix(given: Any) -> Any:
 Matrix = Annotated[Any, BeforeValidator(_matrix)]
 
 
-class Part(BaseModel):
+class Part(BaseModel, ABC):
     """A part of a configuration; a key that is not known is refused, with the one that is near."""
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -82,14 +83,14 @@ def _of_kind(name: str) -> tuple[Any, Any]:
 # The initial measure
 
 
-class Law(Part):
+class Law(Part, ABC):
     """What all initial measures have."""
 
     project: bool = False
     """Whether points are brought to the manifold of the field."""
 
 
-class Random(Law):
+class Random(Law, ABC):
     """Points that are drawn at random."""
 
     points: Count
@@ -281,7 +282,7 @@ FieldChoice = Annotated[SelfAttention | Linear | Kuramoto | CuckerSmale | Sum, _
 # The solver, and the whole
 
 
-class Steps(Part):
+class Steps(Part, ABC):
     """A solver that takes equal steps."""
 
     steps: Count
