@@ -212,7 +212,10 @@ def test_an_audit_is_compared_with_an_older_one(folder, capfd):
     assert main(["audit", "models.py:mean", *run, "--json", "old.json"]) == 0
     assert main(["audit", "models.py:mean", *run, "--compare", "old.json", "--quiet"]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == "mean: Nothing has changed."
-    assert main(["audit", "models.py:first", *run, "--compare", "old.json", "--json", "new.json"]) == 1
+    assert (
+        main(["audit", "models.py:first", *run, "--compare", "old.json", "--json", "new.json"])
+        == 1
+    )
     assert "Before: not refuted." in capfd.readouterr().out
     assert main(["audit", "models.py:first", *run, "--compare", "new.json"]) == 0
     late = [*run, "--compare", "old.json", "--require", "padding"]
