@@ -154,7 +154,7 @@ def test_a_file_is_replaced_and_never_half_written(folder, capfd, monkeypatch):
 
 def test_audit_of_code_by_a_subprocess(folder):
     files = ["--json", "out.json", "--html", "out.html"]
-    run = [*COMMAND, "audit", "models.py:first", "--data", "rows.csv", *files]
+    run = [*COMMAND, "audit", "models.py:first", "--mode", "set", "--data", "rows.csv", *files]
     only = ["--sections", "symmetries", "--require", "symmetries"]
     done = subprocess.run([*run, *only], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and not done.stderr, done.stderr
