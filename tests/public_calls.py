@@ -33,6 +33,7 @@ NESTED = pf.Measure.stack([MU, NU]).to_nested()
 SCRATCH = tempfile.TemporaryDirectory()
 FOLDER = Path(SCRATCH.name)
 MU.save(FOLDER / "measure.safetensors")
+maps.save(torch.nn.Linear(2, 2), FOLDER / "model.safetensors")
 GAMMA, MODEL = pf.Attention(2).double(), pf.Transformer(2, depth=1).double()
 CAUSAL = pf.Attention(2, mask=pf.Causal()).double()
 ONCE, TWICE = pf.relate(MU, NU), pf.relate(MU, NU, normaliser=pf.Sinkhorn(steps=2))
@@ -136,6 +137,9 @@ MAPS = {
     "Dropout": (pf.Dropout, {"p": 0.5}),
     "Pool": (pf.Pool, {"features": GAMMA}),
     "Pool.forward": (pf.Pool(), {"mu": MU}),
+    "save": (maps.save, {"model": torch.nn.Linear(2, 2), "path": FOLDER / "saved.safetensors"}),
+    "load": (maps.load, {"path": FOLDER / "model.safetensors", "device": "cpu"}),
+    "storable": (maps.storable, {"cls": torch.nn.GELU, "arguments": lambda layer: {}}),
     "AttentionPool": (maps.AttentionPool, {"gamma": GAMMA, "queries": 2, "features": GAMMA}),
     "AttentionPool.forward": (maps.AttentionPool(GAMMA).double(), {"mu": MU}),
     "PreNorm": (pf.PreNorm, {"eps": 1e-5}),

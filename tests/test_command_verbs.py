@@ -154,7 +154,7 @@ def test_a_file_is_replaced_and_never_half_written(folder, capfd, monkeypatch):
 
 def test_audit_of_code_by_a_subprocess(folder):
     files = ["--json", "out.json", "--html", "out.html"]
-    run = [*COMMAND, "audit", "models.py:first", "--data", "rows.csv", *files]
+    run = [*COMMAND, "audit", "models.py:first", "--mode", "set", "--data", "rows.csv", *files]
     only = ["--sections", "symmetries", "--require", "symmetries"]
     done = subprocess.run([*run, *only], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and not done.stderr, done.stderr
@@ -205,6 +205,40 @@ def test_an_export_is_audited_and_its_largest_number_of_tokens_respected(folder,
     assert main(run) == 2
     assert "takes at most 100 tokens" in capfd.readouterr().err
     assert main([*run, "--tokens", "100"]) == 0
+
+
+def test_an_audit_is_compared_with_an_older_one(folder, capfd):
+    run = ["--data", "rows.npy", *QUICK, "--mode", "set"]
+    assert main(["audit", "models.py:mean", *run, "--json", "old.json"]) == 0
+    assert main(["audit", "models.py:mean", *run, "--compare", "old.json", "--quiet"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "mean: Nothing has changed."
+    assert (
+        main(["audit", "models.py:first", *run, "--compare", "old.json", "--json", "new.json"])
+        == 1
+    )
+    assert "Before: not refuted." in capfd.readouterr().out
+    assert main(["audit", "models.py:first", *run, "--compare", "new.json"]) == 0
+    late = [*run, "--compare", "old.json", "--require", "padding"]
+    assert main(["audit", "models.py:mean", *late]) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "{}", '{"schema": 1}', "\0"])
+def test_an_audit_that_is_none_is_refused_before_the_work(text, folder, capfd):
+    Path("old.json").write_text(text)
+    run = ["audit", "missing.py:model", "--data", "rows.npy", "--compare", "old.json"]
+    assert main(run) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("pushforward: 'old.json' ") and len(err.splitlines()) == 1
+
+
+def test_a_sequence_model_and_a_tolerance_can_be_named(folder, capfd):
+    run = ["audit", "models.py:first", "--data", "rows.npy", *QUICK]
+    assert main([*run, "--mode", "set"]) == 1
+    assert main([*run, "--mode", "sequence"]) == 0
+    assert main([*run, "--mode", "set", "--tolerance", "0.5"]) == 1
+    assert main([*run, "--mode", "poem"]) == 2
+    assert main([*run, "--tolerance", "2"]) == 2
+    assert main([*run, "--class-token", "5"]) == 2
 
 
 def test_a_model_of_a_context_and_queries(folder, capfd):

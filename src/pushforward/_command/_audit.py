@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +11,19 @@ import torch
 import typer
 from rich.text import Text
 
-from ..auditing import Audit, Model, audit as run
+from ..auditing import Model, audit as run
 from ._options import command
 from ._shared import check_output, current_screen, write
-from .reading import Named, read_model, read_rows
+from .reading import Named, read_audit, read_model, read_rows
 
 SECTIONS = ("symmetries", "size", "theorem", "sensitivity", "depth", "relations")
+
+
+class ModeName(StrEnum):
+    """What a model takes its tokens for."""
+
+    set = "set"
+    sequence = "sequence"
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class AuditOptions:
             help="`module.py:factory`, `package.module:factory`, a .safetensors file of "
             "`pf.maps.save`, or a .pt2 file of `torch.export.save`.",
             show_default=False,
+            metavar="MODEL",
         ),
     ]
     data: Annotated[
@@ -58,6 +67,22 @@ class AuditOptions:
                      autocompletion=lambda: list(SECTIONS)),
     ] = None  # fmt: skip
     tokens: Annotated[int, typer.Option(help="The most tokens of a context, at least 32.")] = 256
+    mode: Annotated[
+        ModeName | None,
+        typer.Option(help="Whether the order of tokens may matter; seen from the outputs."),
+    ] = None
+    class_token: Annotated[
+        int | None,
+        typer.Option(help="0 or -1 if the first or last token has a role of its own."),
+    ] = None
+    tolerance: Annotated[
+        float, typer.Option(help="A change of outputs up to this share of their size is none.")
+    ] = 0.0
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="An older audit, as --json wrote it: what is new, gone, worse?",
+                     metavar="FILE"),
+    ] = None  # fmt: skip
     seed: Annotated[int, typer.Option(help="The seed of all random numbers.")] = 0
 
 
@@ -69,7 +94,8 @@ def audit(options: AuditOptions) -> int:
     """Say what kind of map a model on sets is: what it depends on, and how strongly.
 
     The exit code is 1 if something is refuted, or required and not tried, and 3 if something
-    could not be tested. Without --data the model is called on Gaussian tokens.
+    could not be tested. With --compare it is 1 only if something is worse than before. Without
+    --data the model is called on Gaussian tokens.
 
     A module:factory is code, and it runs. Data, .safetensors and .pt2 files are only read:
     nothing in them is unpickled or executed.
@@ -77,17 +103,24 @@ def audit(options: AuditOptions) -> int:
     Examples:
     - pushforward audit model.py:encoder --data cells.npy --html audit.html
     - pushforward audit encoder.pt2 --data cells.csv --sections symmetries --require padding
-    - pushforward audit model.safetensors --data cells.parquet --json audit.json
+    - pushforward audit model.safetensors --data cells.parquet --json new.json --compare old.json
     """
     screen = current_screen()
     check_output(options.html)
     check_output(options.output)
     data = None if options.data is None else read_rows(options.data, sets=True)
     queries = None if options.queries is None else read_rows(options.queries)
+    old = None if options.compare is None else read_audit(options.compare)
     named = read_model(options.model)
     _check_tokens(named, options.tokens)
     report = run(
-        Model(named.model, name=named.name),
+        Model(
+            named.model,
+            name=named.name,
+            mode=None if options.mode is None else options.mode.value,
+            class_token=options.class_token,
+            tolerance=options.tolerance,
+        ),
         _gaussian(named) if data is None else data,
         queries=queries,  # type: ignore[arg-type]
         sections=options.sections or SECTIONS,
@@ -107,14 +140,20 @@ def audit(options: AuditOptions) -> int:
         write(options.output, report.to_json() + "\n")
     if options.html is not None:
         write(options.html, report.to_html())
-    _conclude(report)
-    return report.exit_code
+    if old is None:
+        return _conclude(report.model, report.headline, report.exit_code)
+    comparison = report.compare(old)
+    screen.say(Text(f"\n{comparison}\n"))
+    code = report.exit_code if report.problem or report.missing else comparison.exit_code
+    said = report.headline if report.problem or report.missing else comparison.headline
+    return _conclude(report.model, said, code)
 
 
-def _conclude(report: Audit) -> None:
-    """The verdict, last and always."""
-    style = {0: "green", 1: "bold red"}.get(report.exit_code, "yellow")
-    current_screen().conclude(f"{report.model}: {report.verdict}", style=style)
+def _conclude(model: str, said: str, code: int) -> int:
+    """Say the result, last and always."""
+    style = {0: "green", 1: "bold red"}.get(code, "yellow")
+    current_screen().conclude(f"{model}: {said}", style=style)
+    return code
 
 
 def _gaussian(named: Named) -> Any:

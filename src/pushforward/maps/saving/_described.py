@@ -193,6 +193,8 @@ def _special(data: dict[str, Any], where: str) -> Any:
 
 def _parameters(cls: type) -> list[Parameter]:
     """The arguments of a class that a description holds."""
+    if cls.__init__ is nn.Module.__init__:  # such as nn.Tanh
+        return []
     ignored = ("device", "dtype")  # of torch's own layers: tensors come with theirs
     every = signature(cls).parameters.values()
     return [p for p in every if p.kind is not Parameter.VAR_KEYWORD and p.name not in ignored]

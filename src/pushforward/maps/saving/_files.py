@@ -107,7 +107,8 @@ def _read(path: Path, device: torch.device | str) -> tuple[dict[str, Tensor], di
     safetensors = _safetensors()
     try:
         with safetensors.safe_open(path, "pt", device=str(device)) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            # Copied: tensors in a mapped file lie anywhere, and round differently when multiplied.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
             return tensors, file.metadata() or {}
     except (safetensors.SafetensorError, AttributeError, KeyError, RuntimeError) as error:
         raise ValueError(
