@@ -22,6 +22,8 @@ ABOUT = {
     "approximation": "paper B: which relations",
     "representation": "paper A: which maps",
     "auditing": "what kind of map is yours",
+    "statements": "the papers, tested",
+    "_command": "the command `pushforward`",
 }
 COLUMN = {"ops": 0, "distances": 0, "measures": 2, "pictures": 2, "approximation": 2}
 WIDTH, HEIGHT, ACROSS, UP, MARGIN = 190, 44, 230, 78, 12

@@ -189,9 +189,12 @@ def test_documentation_builds(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert 'class="output"' in (tmp_path / "quickstart.html").read_text()
-    for page in tmp_path.rglob("*.html"):
+    for page in set(tmp_path.rglob("*.html")) - set((tmp_path / "assets").rglob("*")):
         text = re.sub(r"<(code|script|pre)\b.*?</\1>", "", page.read_text(), flags=re.S)
         assert "$" not in text and "arithmatex" not in text, page.name
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="?(http[^"> ]+)', page.read_text())
+        assert not loaded, f"{page.name} needs the network: {loaded}"
+    assert (tmp_path / "search" / "search_index.js").exists()  # search in a site opened from disk
 
 
 def test_no_stray_files():

@@ -25,8 +25,9 @@ cube = lambda n, generator: pf.Measure(2 * torch.rand(n, 3, generator=generator)
 mu = cube(50, torch.Generator().manual_seed(0))
 depth = pf.flows.depth_study(field, mu, [8, 16, 32] if small else [8, 16, 32, 64, 128])
 print(depth)
+print("\nNow flows of many random clouds, half a minute on one core.")
 tokens = pf.flows.token_study(
-    field, cube, [25, 100] if small else [100, 400, 1600], solver=pf.RK4(steps=4),
+    field, cube, [25, 100] if small else [50, 200, 800], solver=pf.RK4(steps=4),
     repetitions=10 if small else 100,
 )  # fmt: skip
 print(tokens)
