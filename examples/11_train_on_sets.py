@@ -59,8 +59,7 @@ def model(outputs, pooling="mean"):
         query = pf.Attention(WIDTH, heads=4)
         pool = pf.maps.AttentionPool(query, queries=1, features=encoder)
         return nn.Sequential(pool, nn.Linear(WIDTH, outputs))
-    pool = pf.Pool(encoder, mass=True)  # the logarithm of the mass is one more feature
-    return nn.Sequential(pool, nn.Linear(WIDTH + 1, outputs))
+    return nn.Sequential(pf.Pool(encoder), nn.Linear(WIDTH, outputs))
 
 
 def train(network, sets, loss, epochs, seed, what="training", collate=pf.collate):

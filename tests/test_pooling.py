@@ -250,6 +250,17 @@ def test_as_many_parameters_as_pytorch():
     assert count(theirs) - count(ours) == 4 * 64
 
 
+def test_matrices_start_as_random_as_in_pytorch():
+    """Uniform, with the same bound: `nn.Linear` alone would have a smaller one."""
+    ours, theirs = pf.Attention(64, heads=8), nn.MultiheadAttention(64, 8)
+    bound = (6 / (64 + 3 * 64)) ** 0.5
+    for weight in (theirs.in_proj_weight, ours.Q.weight, ours.K.weight, ours.V.weight):
+        # The largest of 4096 draws is within 1 % of the bound, the mean of squares within 5 %.
+        assert 0.99 * bound < weight.abs().max() <= bound
+        assert weight.square().mean().item() == pytest.approx(bound**2 / 3, rel=0.05)
+    assert worst(*(p.weight.abs().max() for p in (ours.W, nn.Linear(64, 64)))) < 0.01 * bound
+
+
 # Messages
 
 

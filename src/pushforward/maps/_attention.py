@@ -1,9 +1,11 @@
 r"""Attention: integrals $\int V y\,\pi(dy|x)$ against a relation of queries and keys."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -210,7 +212,7 @@ class Attention(AttentionMap):
 
     where the affinity is $A$ and the normaliser chooses $g$ (or another relation altogether). The
     mass of a token counts: weights enter as $\log a_j$ in the scores, so doubling a weight is
-    repeating a token.
+    repeating a token. Matrices start as random as those of `torch.nn.MultiheadAttention`.
 
     Args:
         dim: dimension of queries and images.
@@ -256,9 +258,9 @@ class Attention(AttentionMap):
         self.heads = heads
         self.paired = self.two_sided and context_dim is not None
         width = heads * self.head_dim
-        self.Q = nn.Linear(dim, width, bias=False)
-        self.K = nn.Linear(self.context_dim, width, bias=False)
-        self.V = nn.Linear(self.context_dim, width, bias=False)
+        self.Q = _projection(dim, width)
+        self.K = _projection(self.context_dim, width)
+        self.V = _projection(self.context_dim, width)
         self.W = nn.Linear(width, dim, bias=False)
 
     def queries(self, x: Queries) -> Float[Tensor, "*b h m k"]:
@@ -282,6 +284,19 @@ class Attention(AttentionMap):
     def _split(self, x: Tensor) -> Tensor:
         """`(..., n, heads * k)` to `(..., heads, n, k)`."""
         return x.reshape(*x.shape[:-1], self.heads, self.head_dim).transpose(-2, -3)
+
+
+def _projection(dim: int, width: int) -> nn.Linear:
+    """A matrix of queries, keys or values, drawn as `nn.MultiheadAttention` draws it.
+
+    That is Xavier's uniform law for the three matrices as one. The law of `nn.Linear` has two
+    thirds of its variance, and networks with it train more slowly.
+    """
+    where = torch.get_default_device()
+    linear = nn.utils.skip_init(nn.Linear, dim, width, bias=False, device=where)
+    bound = math.sqrt(6 / (dim + 3 * width))
+    nn.init.uniform_(linear.weight, -bound, bound)
+    return linear
 
 
 def _times(mu: Measure, t: Tensor | None) -> tuple[Tensor, Tensor]:
