@@ -7,6 +7,7 @@ import gzip
 import json
 import operator
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape, unescape
 from typing import Any
@@ -327,5 +328,15 @@ def _lean(math: str) -> str:
     """The same formula in fewer letters: rows of one symbol, and the LaTeX beside the MathML."""
     math = re.sub(r' alttext="[^"]*"', "", math)
     math = re.sub(r"&#x(\w+);", lambda m: escape(chr(int(m[1], 16))), math)
+    letter = r'<mi mathvariant="(script|double-struck)">([A-Z])</mi>'
+    math = re.sub(letter, lambda m: f"<mi>{_letter(m[1].upper(), m[2])}</mi>", math)
     math = re.sub(r"<mrow>(<(m[ino])>[^<]*</\2>)</mrow>", r"\1", math)
     return re.sub(r"^<math><mrow>(.*)</mrow></math>$", r"<math>\1</math>", math)
+
+
+def _letter(kind: str, letter: str) -> str:
+    """A script or double-struck letter as a symbol of its own: browsers do not change letters."""
+    try:
+        return unicodedata.lookup(f"MATHEMATICAL {kind} CAPITAL {letter}")
+    except KeyError:  # the oldest of them have shorter names
+        return unicodedata.lookup(f"{kind} CAPITAL {letter}")
