@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import Parameter, getattr_static, signature
 from typing import Any, TypeVar
 
 import torch
@@ -193,7 +193,7 @@ def _special(data: dict[str, Any], where: str) -> Any:
 
 def _parameters(cls: type) -> list[Parameter]:
     """The arguments of a class that a description holds."""
-    if cls.__init__ is nn.Module.__init__:  # such as nn.Tanh
+    if getattr_static(cls, "__init__") is getattr_static(nn.Module, "__init__"):  # as nn.Tanh
         return []
     ignored = ("device", "dtype")  # of torch's own layers: tensors come with theirs
     every = signature(cls).parameters.values()
