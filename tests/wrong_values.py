@@ -70,6 +70,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "Measure.mixture": {"weights": COUNTS},
     "Measure.integrate, of values": {"f": COUNTS},
     "Population": {"data": ARRAY},
+    "storable": {"arguments": FUNCTION},
     # Indices count from the end too, and may be tensors.
     "Measure.split": {"atom": SIGNED},
     "Measure.__getitem__": {"index": INDEX},
