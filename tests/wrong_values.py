@@ -74,6 +74,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     # A headline is any string.
     "Path.to_html": {"title": ["a string"]},
     "Path.save": {"title": ["a string"]},
+    "storable": {"arguments": FUNCTION},
     # Indices count from the end too, and may be tensors.
     "Measure.split": {"atom": SIGNED},
     "Measure.__getitem__": {"index": INDEX},

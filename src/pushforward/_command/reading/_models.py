@@ -85,16 +85,14 @@ def read_model(text: str) -> Named:
 def dimension(model: Any) -> int | None:
     """The dimension of the tokens of a model, where its modules tell."""
     for candidate in (model, getattr(model, "features", None), getattr(model, "model", None)):
-        if isinstance(getattr(candidate, "dim", None), int):
-            return candidate.dim
+        if isinstance(dim := getattr(candidate, "dim", None), int):
+            return dim
     if not isinstance(model, nn.Module):
         return None
     for part in model.modules():
-        if part is not model and isinstance(getattr(part, "dim", None), int):
-            return part.dim
-        for attribute in ("embed_dim", "in_features"):
-            if isinstance(getattr(part, attribute, None), int):
-                return getattr(part, attribute)
+        for attribute in ("dim", "embed_dim", "in_features"):
+            if isinstance(dim := getattr(part, attribute, None), int):
+                return dim
         if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) == 1:
             return part.normalized_shape[0]
     return None

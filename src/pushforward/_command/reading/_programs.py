@@ -43,7 +43,7 @@ TEXTS = {
 }
 """What texts may be in places where they are no names."""
 
-EMPTIED = {"metadata": {}, "guards_code": [], "treespec_namedtuple_fields": {}}
+EMPTIED: dict[str, Any] = {"metadata": {}, "guards_code": [], "treespec_namedtuple_fields": {}}
 """Parts of a program that PyTorch would evaluate or import, and that a model does not need."""
 
 TOKENS = -2

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import Parameter, getattr_static, signature
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_kind
+from ..._tools.checks import check_callable, check_kind
 from ...affinities import Dot, SquaredDistance
 from ...relations import (
     Bilinear,
@@ -82,10 +82,10 @@ def storable(cls: C, *, arguments: Arguments | None = None) -> C:
         >>> pf.maps.saving.describe(pf.Compose(Shift(2.0), Shift(3.0)))["maps"]
         [{'class': 'Shift', 'by': 2.0}, {'class': 'Shift', 'by': 3.0}]
     """
-    if not isinstance(cls, type):
-        raise TypeError(f"`cls` must be a class, got {type(cls).__name__}.")
-    if arguments is not None and not callable(arguments):
-        raise TypeError(f"`arguments` must be a function, got {type(arguments).__name__}.")
+    if not isinstance(cls, type) or issubclass(cls, type):
+        raise TypeError(f"`cls` must be a class of parts of models, got {type(cls).__name__}.")
+    if arguments is not None:
+        check_callable("arguments", arguments, "a function of an object of the class")
     known = KINDS.get(_name(cls))
     if known is not None and known.cls.__module__ != cls.__module__:
         raise ValueError(f"There is a storable class {_name(cls)!r} already. Rename yours.")
@@ -193,7 +193,7 @@ def _special(data: dict[str, Any], where: str) -> Any:
 
 def _parameters(cls: type) -> list[Parameter]:
     """The arguments of a class that a description holds."""
-    if cls.__init__ is nn.Module.__init__:  # such as nn.Tanh
+    if getattr_static(cls, "__init__") is getattr_static(nn.Module, "__init__"):  # as nn.Tanh
         return []
     ignored = ("device", "dtype")  # of torch's own layers: tensors come with theirs
     every = signature(cls).parameters.values()
