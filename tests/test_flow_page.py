@@ -179,6 +179,20 @@ def test_the_page_plays(browse, file, width, dark):
     view.check()
 
 
+def test_a_dark_page_is_printed_light(browse, file):
+    """Canvases are drawn again in the colours of paper, and the controls are left out."""
+    page = browse(file, dark=True).page
+    shade = """() => { const c = document.querySelector("#stills canvas");
+      return c.getContext("2d").getImageData(150, 150, 1, 1).data[0] }"""
+    assert page.evaluate(shade) < 80
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.evaluate(shade) > 150 and not page.is_visible(".controls")
+    page.emulate_media(media="screen")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(shade) < 80 and page.is_visible(".controls")
+
+
 def test_frames_are_timed_by_the_page(browse, file):
     """The hook that measures drawing gives a time for every frame it draws."""
     found = browse(file).page.evaluate("film.frameTimes(8)")

@@ -246,10 +246,8 @@ def _drawn(points: ndarray, masses: ndarray, space: Space) -> Drawn:
         return "plane", axes, points, (None, None), None, ""
     flat, shares = _principal(points, masses)
     names = [f"{nth} principal axis" for nth in ("first", "second")]
-    both = f"{100 * shares.sum():.3g} % of the variance"
-    note = (
-        f"Points of {d} coordinates are drawn along their first two principal axes, with {both}."
-    )
+    share = f"{100 * shares.sum():.3g} % of the variance"
+    note = f"The first two principal axes of {d} coordinates are drawn, {share}."
     return "plane", tuple(names), flat, (None, None), None, note
 
 

@@ -543,6 +543,16 @@
   }
   new MutationObserver(everything).observe(document.documentElement, { attributeFilter: ["class"] });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", everything);
+  matchMedia("print").addEventListener("change", everything);
+  let scheme = null;  // a page is printed in light colours, whatever its scheme
+  addEventListener("beforeprint", () => {
+    const root = document.documentElement;
+    scheme = root.className;
+    root.classList.remove("dark");
+    root.classList.add("light");
+    everything();
+  });
+  addEventListener("afterprint", () => { document.documentElement.className = scheme; everything(); });
   addEventListener("resize", () => { legend(); paint(canvas, time, true); });
   legend();
   everything();
