@@ -1,6 +1,5 @@
 import pytest
 import torch
-from browser import browse, chromium  # noqa: F401  (fixtures of all tests)
 
 
 @pytest.fixture(autouse=True)

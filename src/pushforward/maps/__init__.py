@@ -10,13 +10,12 @@ from ._pooling import AttentionPool, Pool
 from ._sequences import from_sequence_model
 from ._stages import Answer, advance, for_each_context, queries_for_each, within
 from ._transformer import Block, PostNorm, PreNorm, Transformer
-from .saving import load, save, storable
 
 __all__ = [
     "Answer", "At", "Attention", "AttentionMap", "AttentionPool", "Block", "Causal", "Compose",
     "Composition", "Container", "Dropout", "InContextMap", "Lipschitz", "MLP", "Pointwise",
     "Pool", "PostNorm", "PreNorm", "Residual", "ScoreBounds", "Transformer", "advance",
     "attention_bound", "average_bound", "checked_bound", "for_each_context", "from_sequence_model",
-    "lipschitz_bound", "load", "norm", "queries_for_each", "relations_inside", "save",
-    "score_bounds", "storable", "with_children", "within",
+    "lipschitz_bound", "norm", "queries_for_each", "relations_inside", "score_bounds",
+    "with_children", "within",
 ]  # fmt: skip

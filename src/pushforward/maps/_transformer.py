@@ -182,10 +182,6 @@ class Transformer(Composition):
         block = Block() if block is None else block
         check_finite("step", step)
         check_kind("block", block, Block, "For example `pf.Block(norm=pf.PreNorm())`.")
-        arguments = {
-            "dim": dim, "depth": depth, "heads": heads, "hidden": hidden, "width": width,
-            "out_dim": out_dim, "step": step, "block": block,
-        }  # fmt: skip
         inner = dim if width is None else width
         hidden = 4 * inner if hidden is None else hidden
         layers: list[InContextMap] = []
@@ -197,8 +193,6 @@ class Transformer(Composition):
             last = dim if out_dim is None else out_dim
             layers.append(Pointwise(nn.Linear(inner, last), dim=inner, out_dim=last))
         super().__init__(*layers)
-        self.arguments = arguments
-        """What it was made of, which `pf.maps.save` writes."""
 
     @classmethod
     def universal(

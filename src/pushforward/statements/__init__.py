@@ -8,15 +8,14 @@ so many trials, a rate is measured, an object is built, and what is false is ref
 from . import paper_a, paper_b
 from ._checks import Check, Kind, bounded, built, holds, quoted, rate, refuted
 from ._figure import Figure, Series, series
-from ._page import page
+from ._page import FAMILIES, PAPERS, page
 from ._record import as_dict
 from ._run import Result, run_statement, select, verify
 from ._statement import REGISTRY, Setting, Statement, planted, replaced, statement
-from ._summary import FAMILIES, PAPERS, Family, families, status
 
 __all__ = [
-    "Check", "FAMILIES", "Family", "Figure", "Kind", "PAPERS", "REGISTRY", "Result", "Series",
-    "Setting", "Statement", "as_dict", "bounded", "built", "families", "holds", "page", "paper_a",
-    "paper_b", "planted", "quoted", "rate", "refuted", "replaced", "run_statement", "select",
-    "series", "statement", "status", "verify",
+    "Check", "FAMILIES", "Figure", "Kind", "PAPERS", "REGISTRY", "Result", "Series", "Setting",
+    "Statement", "as_dict", "bounded", "built", "holds", "page", "paper_a", "paper_b",
+    "planted", "quoted", "rate", "refuted", "replaced", "run_statement", "select", "series",
+    "statement", "verify",
 ]  # fmt: skip

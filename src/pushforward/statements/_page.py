@@ -8,7 +8,29 @@ from html import escape
 from typing import Any
 
 from ..pictures import STATUS, chip, formula, frame, mark
-from ._summary import FAMILIES, PAPERS, Found, status
+
+PAPERS = {
+    "A": "Furuya, de Hoop, Lassas: Transformers through the lens of support-preserving maps "
+    "between measures",
+    "B": "Fraiman: On the expressive power of contextual relations in transformers",
+}
+"""The two papers, as a reader finds them."""
+
+FAMILIES = {
+    "supports": "Support-preserving maps, distances, convergence",
+    "in_context": "In-context maps",
+    "derivative": "The regular part of the derivative",
+    "representation": "Theorem 1: which maps are in-context maps",
+    "counterexample": "Proposition 1: continuity and supports are not enough",
+    "transformers": "Transformers, and Corollary 1",
+    "flows": "Depth, Vlasov flows, Proposition 2",
+    "mean_field": "Many tokens",
+    "causal": "Masked maps",
+    "relations": "Conditionals and couplings",
+    "approximation": "Which relations attention approximates",
+    "rank": "The dimension of a head",
+}
+"""The families, in the order of the page."""
 
 MEANING = {
     "holds": "An equality, computed on both sides, to the accuracy said.",
@@ -20,6 +42,20 @@ MEANING = {
 }
 """What a status means here."""
 
+Statement = Mapping[str, Any]
+
+
+def status(found: Statement) -> str:
+    """The status of a statement: the strongest claim that its checks allow."""
+    kinds = {check["kind"] for check in found["checks"]}
+    if not found["ok"]:
+        return "unable"
+    if "x" in kinds:
+        return "refuted"
+    if kinds <= {"quoted"}:
+        return "untried"
+    return "holds" if kinds <= {"=", "quoted"} else "open"
+
 
 def page(record: Mapping[str, Any]) -> str:
     """A run as one HTML page that needs nothing else.
@@ -27,7 +63,7 @@ def page(record: Mapping[str, Any]) -> str:
     Args:
         record: the run, as `as_dict` makes it.
     """
-    found: Sequence[Found] = record["statements"]
+    found: Sequence[Statement] = record["statements"]
     count = {name: sum(status(s) == name for s in found) for name in STATUS}
     good = len(found) - count["unable"]
     headline = f"{len(found)} statements of two papers, each with an experiment"
@@ -50,7 +86,7 @@ def page(record: Mapping[str, Any]) -> str:
     return frame("pushforward, verify", "\n".join(parts))
 
 
-def _units(found: Sequence[Found]) -> str:
+def _units(found: Sequence[Statement]) -> str:
     """One mark for each statement, by paper."""
     groups = []
     for paper, title in PAPERS.items():
@@ -92,7 +128,7 @@ def _bar(count: Mapping[str, int]) -> str:
     )
 
 
-def _exceptions(found: Sequence[Found]) -> str:
+def _exceptions(found: Sequence[Statement]) -> str:
     """What is false as stated, or needs a hypothesis."""
     rows = "".join(
         f'<li><a href="#{s["id"]}">{escape(s["source"])}</a>: {escape(s["note"])}</li>'
@@ -106,14 +142,14 @@ def _exceptions(found: Sequence[Found]) -> str:
     )
 
 
-def _section(family: str, found: Sequence[Found]) -> str:
+def _section(family: str, found: Sequence[Statement]) -> str:
     cards = "".join(_card(s) for s in found if s["family"] == family)
     if not cards:
         return ""
     return f'<section data-sec="{family}"><h2>{escape(FAMILIES[family])}</h2>{cards}</section>'
 
 
-def _card(s: Found) -> str:
+def _card(s: Statement) -> str:
     kind = status(s)
     said = "; ".join(check["said"] for check in s["checks"]) if not s["error"] else s["said"]
     note = f'<p class="note">{escape(s["note"])}</p>' if s["note"] else ""

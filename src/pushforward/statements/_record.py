@@ -20,13 +20,7 @@ SCHEMA = 1
 
 
 def as_dict(
-    results: Sequence[Result],
-    *,
-    quick: bool,
-    seed: int,
-    defects: bool,
-    seconds: float,
-    asked: int | None = None,
+    results: Sequence[Result], *, quick: bool, seed: int, defects: bool, seconds: float
 ) -> dict[str, Any]:
     """A run as data that JSON can hold.
 
@@ -36,14 +30,11 @@ def as_dict(
         seed: of all random numbers.
         defects: whether defects were planted.
         seconds: how long the run took.
-        asked: how many statements were asked for; more than there are results if the run was
-            interrupted. By default as many as there are results.
     """
     return {
         "schema": SCHEMA, "date": str(date.today()), "machine": platform.machine(),
         "python": platform.python_version(), "torch": torch.__version__, "quick": quick,
         "seed": seed, "defects": defects, "seconds": round(seconds, 1),
-        "asked": len(results) if asked is None else asked,
         "statements": [_statement(result) for result in results],
     }  # fmt: skip
 

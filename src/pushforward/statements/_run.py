@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from multiprocessing import active_children, get_context
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -119,10 +117,8 @@ def _in_processes(
 ) -> Iterator[tuple[str, Result]]:
     """Results as they come, the longest experiments first."""
     order = sorted(chosen, key=lambda s: s.seconds[int(setting.quick)], reverse=True)
-    others = set(active_children())
     with ProcessPoolExecutor(workers, get_context("spawn"), _one_thread) as pool:
-        with _ignoring_interrupts():
-            jobs = {pool.submit(run_statement, s.id, setting, defects): s.id for s in order}
+        jobs = {pool.submit(run_statement, s.id, setting, defects): s.id for s in order}
         try:
             for job in as_completed(jobs):
                 result = job.result()
@@ -130,22 +126,7 @@ def _in_processes(
                 yield jobs[job], result
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in set(active_children()) - others:
-                process.terminate()
             raise
-
-
-@contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Processes that start in this block ignore Ctrl-C: the one that started them ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals belong to the main thread
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _one_thread() -> None:

@@ -5,7 +5,6 @@ second-order systems, and layers that follow each other in time; and what a fiel
 subclasses (`Field`, `TimeDependent`).
 """
 
-from ...maps import Causal, storable
 from ._attention import SelfAttention
 from ._field import (
     Field,
@@ -29,8 +28,3 @@ __all__ = [
     "at_time", "by_rows", "halves", "is_second_order", "manifold_of", "of_transformer",
     "projection_lipschitz", "summands",
 ]  # fmt: skip
-
-for _cls in (Euclidean, Linear, Sphere, Torus):
-    storable(_cls)
-storable(SelfAttention, arguments=lambda field: {"mask": Causal() if field.causal else None})
-storable(Kuramoto, arguments=lambda field: {"dim": field.manifold.axes})

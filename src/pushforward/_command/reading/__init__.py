@@ -1,6 +1,0 @@
-"""Files that users hand to commands: read without executing anything in them, or refused."""
-
-from ._models import Named, read_model
-from ._rows import read_masses, read_rows
-
-__all__ = ["Named", "read_masses", "read_model", "read_rows"]

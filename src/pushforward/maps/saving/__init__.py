@@ -1,6 +1,0 @@
-"""Models on disk: their numbers as safetensors, and how they are made as JSON. No code."""
-
-from ._described import storable
-from ._files import load, save
-
-__all__ = ["load", "save", "storable"]
