@@ -126,6 +126,7 @@ def _axes(shown: Scene, size: tuple[float, float]) -> tuple[Figure, Axes]:
     if shown.kind == "sphere":
         _ball(axes, shown)
         return figure, axes
+    figure.subplots_adjust(left=0.17, bottom=0.13)
     limits = shown.limits()
     if shown.kind == "line":
         ends = float(shown.times.min()), float(shown.times.max())
