@@ -19,8 +19,9 @@ def on_files(files: object, config: object) -> object:
 
 def page(name: Path, code: str) -> str:
     """The page of a program, as Markdown."""
-    docstring = ast.get_docstring(ast.parse(code))
-    says, _, rest = docstring.partition("\n\n")
+    tree = ast.parse(code)
+    says, _, rest = ast.get_docstring(tree).partition("\n\n")
+    code = "".join(code.splitlines(keepends=True)[tree.body[0].end_lineno :]).lstrip()
     title = f"---\nsearch:\n  boost: 0.5\n---\n# `{name.relative_to('examples')}`"
     how = f"Run it with `python {name}` in the folder of the project."
     return "\n\n".join([title, says, rest, how, f"```python\n{code}```\n"])
