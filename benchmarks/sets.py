@@ -176,8 +176,11 @@ def table(results):
         cells = []
         for task, form in (("digit", "{:.4f} ± {:.4f}"), ("angle", "{:.2f} ± {:.2f}")):
             scores = torch.tensor([r["score"] for r in mine if r["task"] == task]).double()
-            error = scores.std().item() / math.sqrt(max(len(scores), 1))
-            cells.append(form.format(scores.mean().item(), error) if len(scores) > 1 else "")
+            if len(scores) < 2:
+                cells.append("")
+                continue
+            error = scores.std().item() / math.sqrt(len(scores))
+            cells.append(form.format(scores.mean().item(), error))
         seconds = results["seconds"][name]
         count = next(r["parameters"] for r in mine if r["task"] == "digit")
         lines.append(f"| {name} | {count:,} | {cells[0]} | {cells[1]} | {seconds:.2f} |")
