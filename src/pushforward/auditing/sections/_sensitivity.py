@@ -91,8 +91,6 @@ def sensitivity(case: Case) -> Section:
         [(c.distance, c.response) for c in pairs if c.distance > 0] for pairs in (replaced, moved)
     )
     plots: list[Chart] = [response_figure(far, near, (worst.distance, worst.response))]
-    if variance is not None:
-        plots.append(origin_figure(variance, source))
     if single is not None:
         lines.append(str(single))
         numbers["one_token"] = {
@@ -100,6 +98,8 @@ def sensitivity(case: Case) -> Section:
             "share": single.share,
         }  # fmt: skip
         plots.append(one_token_figure(single.sizes, single.effects, single.stays))
+    if variance is not None:
+        plots.append(origin_figure(variance, source))
     return Section("sensitivity", status, verdict, lines, numbers, plots)
 
 
