@@ -117,7 +117,7 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The headline, and a line for each finding and for each check that was not tried."""
-        skipped = [f"Not tried: {check.name}. {check.why}" for check in self.not_tried]
+        skipped = [f"Not tried: {c.name}. {c.why} {c.how}".rstrip() for c in self.not_tried]
         return "\n".join([self.headline, *(f.line for f in self.findings), *skipped])
 
     @property

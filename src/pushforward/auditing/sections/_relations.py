@@ -75,19 +75,20 @@ def relations(case: Case) -> Section:
 
 def _findings(heads: list[Head], mean: dict[str, float], layers: int) -> list[Finding]:
     """What the heads relate, and whether some of them choose nothing."""
+    alone = len(heads) == 1
+    where = f"{count(len(heads), 'head')} in {count(layers, 'attention layer')}"
     said = (
-        f"{count(len(heads), 'head')} in {count(layers, 'attention layer')} have a mean entropy "
-        f"of {mean['entropy']:.2f}. To make them couplings, {share(mean['columns'])} of their "
-        "weight would have to move"
+        f"{where} {'has' if alone else 'have'} a mean entropy of {mean['entropy']:.2f}. "
+        f"{share(mean['columns'])} of {'its' if alone else 'their'} weight would have to move to "
+        f"make {'it a coupling' if alone else 'them couplings'}."
     )
-    rank = (
-        ""
-        if math.isnan(mean["rank"])
-        else f", and their mean centred rank is {number(mean['rank'])}"
-    )
+    if not math.isnan(mean["rank"]):
+        said += f" The mean centred rank is {number(mean['rank'])}."
     sharp = sum((head["entropy"] or 0.0) < SHARP for head in heads)
-    some = f" {count(sharp, 'head')} put nearly all weight on few tokens." if sharp else ""
-    findings = [found("relations", "heads", "measured", f"{said}{rank}.{some}", figure=0)]
+    if sharp:
+        said += f" {count(sharp, 'head')} put{'s' if sharp == 1 else ''} nearly all weight on few "
+        said += "tokens."
+    findings = [found("relations", "heads", "measured", said, figure=0)]
     even = sum((head["entropy"] or 0.0) > UNIFORM for head in heads)
     if even:
         which = (
