@@ -15,6 +15,7 @@ from typing import Any
 from .._tools.checks import check_kind
 from ..pictures import STATUS, chip, figure, formula, frame, mark
 from ._caveats import CAVEATS, Caveat
+from ._left_out import LEFT_OUT
 from ._statement import REGISTRY
 from ._summary import FAMILIES, KINDS, PAPERS, Found, statuses, tally
 
@@ -48,7 +49,7 @@ def page(record: Mapping[str, Any]) -> str:
         _bar(count), _caveats(found), *(_section(name, found) for name in FAMILIES),
         '<p id="none" hidden>No statement matches. '
         '<button class="btn" type="button" id="clear">Show all</button></p>',
-        _interfaces(found), _foot(),
+        _left_out(), _interfaces(found), _foot(),
     ]  # fmt: skip
     return frame("pushforward, verify", _packed("\n".join(parts), found))
 
@@ -239,6 +240,12 @@ def _results(s: Found) -> str:
         f"{''.join(f'<span>{_typeset(line)}</span>' for line in said)}</div></div>"
         for name, said in lines.items()
     )
+
+
+def _left_out() -> str:
+    """What the papers use and no experiment could refute."""
+    rows = "".join(f"<li>{_prose(why)}</li>" for why in LEFT_OUT.values())
+    return f'<section class="nottried" id="left-out"><h2>Left out</h2><ul>{rows}</ul></section>'
 
 
 def _interfaces(found: Sequence[Found]) -> str:
