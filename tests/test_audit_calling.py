@@ -130,7 +130,7 @@ def test_a_model_that_fails_on_some_contexts():
     assert found["symmetries"].numbers["permutation"]["holds"]
     assert found["sensitivity"].status == "open" and found.exit_code == 3
     unable = {f.section for f in found.findings if f.status == "unable"}
-    assert unable == {"symmetries", "size", "theorem"}
+    assert unable == {"symmetries", "size", "theorem", "relations"}
     assert pf.audit(picky, DATA, tokens=40).exit_code == 0
 
 

@@ -25,8 +25,7 @@ from ..representation import (
 )
 from ..representation.boxes import as_tensor, near, output_name, why_unusable
 from ._case import QUERIES
-from ._class_token import WithClassToken
-from ._model import Model
+from ._model import Model, WithClassToken
 
 
 @dataclass(frozen=True, eq=False)

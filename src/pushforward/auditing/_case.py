@@ -13,8 +13,7 @@ from ..distances import wasserstein
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, Population
 from ..representation.boxes import outputs_at
-from ._class_token import WithClassToken
-from ._model import Mode, Padded
+from ._model import Mode, Padded, WithClassToken
 
 QUERIES = 4
 """The number of queries where a few will do."""

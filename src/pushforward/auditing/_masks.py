@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, TokenBox
 from ..representation.boxes import near
-from ._class_token import WithClassToken
-from ._model import Model, Padded
+from ._model import Model, Padded, WithClassToken
 
 MASKS = (
     "src_key_padding_mask", "key_padding_mask", "padding_mask", "attention_mask", "attn_mask",

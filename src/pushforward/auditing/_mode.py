@@ -12,8 +12,7 @@ from torch import Tensor
 from ..measures import Measure
 from ..representation import BlackBox, BlackBoxError, Population, TokenBox
 from ._case import Baseline, Reading, selected
-from ._class_token import WithClassToken
-from ._model import Model
+from ._model import Model, WithClassToken
 
 Orders = dict[int | None, Callable[[int], Tensor]]
 """Ways to reorder `n` tokens, by the token that stays where it is."""
