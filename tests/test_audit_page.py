@@ -10,6 +10,7 @@ from browser import WIDTHS
 from test_charts import WORDS
 
 import pushforward as pf
+from pushforward.auditing._page import page as record_page
 
 pytestmark = pytest.mark.unhooked
 
@@ -50,6 +51,43 @@ def test_names_cannot_break_the_page():
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     return pf.audit(encoder(), DATA).save(folder / "audit.html")
+
+
+RECORD = {
+    "model": "net_1 <i>", "how": "with `x`", "data": "9 tokens in R^4", "mode": "set", "seed": 3,
+    "version": "0.1.0", "date": "2026-01-31", "headline": "It reads the order, by 2.5 %.",
+    "exit_code": 1, "terms": {"rounding": "What digits <change>.", "unused": "Nobody asks."},
+    "not_tried": [{"name": "padding", "why": "there is no mask", "how": "give `padded=`"}],
+    "findings": [
+        {"section": "symmetries", "status": "refuted", "claim": "that order does not matter",
+         "said": "Order changes outputs by 2.5 %, rounding by 3e-9.", "meaning": "Above rounding.",
+         "cause": "Positions.", "change": "Leave them out.", "terms": ["rounding"],
+         "effect": 0.025, "figure": 0},
+        {"section": "symmetries", "status": "holds", "claim": "that it is a map",
+         "said": "Nothing changes.", "meaning": "", "cause": "", "change": "",
+         "terms": ["rounding"], "effect": None, "figure": None},
+    ],
+    "sections": [
+        {"name": "symmetries", "title": "Symmetries", "status": "refuted", "said": "one is broken",
+         "lines": [], "numbers": {"a": {"b": [1.5, None]}}, "seed": 3,
+         "figures": [{"title": "t", "caption": "", "x": "x", "y": "y", "log": "", "series": []}]},
+    ],
+}  # fmt: skip
+
+
+def test_a_finding_explains_itself():
+    """Its parts, its figure, its terms once beside it, and what was not tried before it."""
+    text = record_page(RECORD)
+    assert "<dd>net_1 &lt;i&gt;</dd>" in text and "9 tokens in R<sup>4</sup>" in text
+    for part in ("What it means", "Likely cause", "What to change", 'href="#symmetries-0"'):
+        assert text.count(part) == 1
+    assert text.index("padded=") < text.index("Leave them out.")
+    assert "<b>Padding.</b> There is no mask. Give <code>padded=</code>." in text
+    assert text.count("What digits &lt;change&gt;.") == 1 and "Nobody asks" not in text
+    assert text.count('href="#term-rounding"') == 1  # the other finding has no such word
+    assert "1 claim is refuted and 1 holds." in text
+    assert "<td>a, b</td><td>1.5, –</td>" in text
+    assert "1: something is refuted, or a required check was not tried" in text
 
 
 FIGURES = 14

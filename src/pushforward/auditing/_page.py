@@ -44,6 +44,9 @@ EXIT = {
 }
 """What the exit codes mean."""
 
+BESIDE = 3
+"""So many checks that were not tried stand beside the verdict, more below it."""
+
 ROWS = 60
 """The most numbers of a section that its table holds; the JSON holds all."""
 
@@ -59,14 +62,16 @@ def page(record: Record) -> str:
         f"pushforward {record['version']}, {record['date']}, seed {record['seed']}, exit code "
         f"{record['exit_code']}"
     )
-    pairs = [("Model", record["model"]), ("Data", record["data"]), ("Called", record["how"]),
-             ("Mode", record["mode"]), ("Run", run)]  # fmt: skip
-    facts = "".join(f"<dt>{a}</dt><dd>{typeset(str(b))}</dd>" for a, b in pairs if b)
+    pairs = [("Data", record["data"]), ("Called", record["how"]), ("Mode", record["mode"]),
+             ("Run", run)]  # fmt: skip
+    rows = "".join(f"<dt>{a}</dt><dd>{typeset(b)}</dd>" for a, b in pairs if b)
+    facts = f'<dl class="facts"><dt>Model</dt><dd>{escape(record["model"])}</dd>{rows}</dl>'
+    long = " long" if len(record["not_tried"]) > BESIDE else ""
     cards = "".join(_cards(findings, record["terms"], sections))
     parts = [
         f"<h1>{typeset(record['headline'])}</h1>", _lead(findings),
-        f'<div class="verdict"><div><dl class="facts">{facts}</dl>{_units(findings, sections)}'
-        f"</div>{_not_tried(record['not_tried'])}</div>",
+        f'<div class="verdict{long}"><div>{facts}{_units(findings, sections)}</div>'
+        f"{_not_tried(record['not_tried'])}</div>",
         f'<section id="findings"><h2>Findings</h2>{cards}</section>' if cards else "",
         *(_section(section) for section in sections),
         _about(record),
@@ -140,14 +145,10 @@ def _cards(
         new = [term for term in f["terms"] if term in terms and term not in explained]
         explained.update(new)
         known = [term for term in f["terms"] if term in terms]
-        rows = [
-            ("What it means", "meaning"),
-            ("Likely cause", "cause"),
-            ("What to change", "change"),
-        ]
         more = "".join(
-            f"<dt>{title}</dt><dd>{_linked(f[key], known)}</dd>" for title, key in rows if f[key]
+            f"<dt>{title}</dt><dd>{typeset(f[key])}</dd>" for key, title in PARTS.items() if f[key]
         )
+        text = f"<h3>{typeset(f['said'])}</h3>{f'<dl>{more}</dl>' if more else ''}"
         link, index = f["section"], f["figure"]
         if index is not None and index < drawn.get(link, 0):
             link = f"{link}-{index}"
@@ -155,8 +156,7 @@ def _cards(
         yield (
             f'<article class="finding" id="finding-{k}"><div class="head">{chip(f["status"])}'
             f'<p class="small claim">{typeset(f["claim"])}</p></div>'
-            f"<div><h3>{_linked(f['said'], known)}</h3>"
-            f"{f'<dl>{more}</dl>' if more else ''}{to if f['section'] in drawn else ''}</div>"
+            f"<div>{_linked(text, known)}{to if f['section'] in drawn else ''}</div>"
             f"{_gloss(new, terms)}</article>"
         )
 
@@ -170,11 +170,10 @@ def _gloss(names: Sequence[str], terms: Mapping[str, str]) -> str:
     return f'<aside class="gloss" aria-label="Terms">{rows}</aside>' if rows else ""
 
 
-def _linked(text: str, terms: Sequence[str]) -> str:
-    """A sentence whose terms lead to their explanations."""
-    html = typeset(text)
+def _linked(html: str, terms: Sequence[str]) -> str:
+    """Sentences in which the first use of each term leads to its explanation."""
     for term in sorted(terms, key=len, reverse=True):
-        word = rf"(?<!\w)({re.escape(typeset(term))}\w?)(?!\w)(?![^<]*>)(?![^<]*</a>)"
+        word = rf"(?<!\w)({re.escape(typeset(term))}\w?)(?!\w)(?![^<]*>)(?![^<]*</(?:a|dt|code)>)"
         link = rf'<a class="term" href="#term-{_name(term)}">\1</a>'
         html = re.sub(word, link, html, count=1, flags=re.IGNORECASE)
     return html

@@ -118,7 +118,8 @@ def typeset(text: str) -> str:
     for k in range(0, len(parts), 2):
         plain = EXPONENT.sub(_power, parts[k])
         plain = SHIFT.sub(_shifted, plain)
-        plain = re.sub(r"(?<=\d) (?=[%×])", "\u00a0", plain)
+        plain = re.sub(r"\bW1\b", "W<sub>1</sub>", plain)
+        plain = re.sub(r"(?<=\d) (?=[%×])|(?<=×) (?=\d)", "\u00a0", plain)
         parts[k] = re.sub(r"(?<=\d) (?=\d{3}\b)", "\u202f", plain)
     return "".join(f"<code>{p}</code>" if k % 2 else p for k, p in enumerate(parts))
 
