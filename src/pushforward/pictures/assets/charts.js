@@ -25,7 +25,9 @@ const charts = (() => {
 
   // Powers and indices, `m^-0.5` and `x_i`, are raised and lowered.
   const SHIFT = /([\^]|(?<=\b\p{L})_)(\{[^{}]*\}|[-−]?\d+(?:\.\d+)?(?:\/\d+)?|\p{L}+)/gu;
-  function rich(text) {
+  const indexed = t => t.replace(/\bW1\b/g, "W₁");
+  function rich(words) {
+    const text = indexed(words);
     let out = "", at = 0, back = 0;
     for (const m of text.matchAll(SHIFT)) {
       const plain = text.slice(at, m.index), d = m[1] === "^" ? -4 : 3;
@@ -301,7 +303,7 @@ const charts = (() => {
       top += 14 * kept.length;
       drawn = build();
       kept.forEach(([name, words], k) => {
-        if (legend.some(l => l[0] === name)) drawn.out += label(W - right, 14 * k + 24, name, "e", words);
+        if (legend.some(l => l[0] === name)) drawn.out += label(W - right, 14 * k + 22, name, "e", words);
       });
     }
     return svg(drawn.H, drawn.out, said(f));
@@ -382,7 +384,7 @@ const charts = (() => {
     return [["", f.x, f.y], ...f.series.flatMap(s => s.x.map((v, i) => [s.name, x(v), y(s.y[i])]))
       .filter(row => row[1] !== "–" || row[2] !== "–")];
   }
-  const raised = t => escape(t).replace(SHIFT, (_, m, s) => {
+  const raised = t => escape(indexed(t)).replace(SHIFT, (_, m, s) => {
     const tag = m === "^" ? "sup" : "sub";
     return `<${tag}>${s.replace(/[{}]/g, "").replace("-", "−")}</${tag}>`;
   });
