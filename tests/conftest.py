@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 import torch
 from browser import browse, chromium  # noqa: F401  (fixtures of all tests)
@@ -14,3 +16,12 @@ def _float64():
 @pytest.fixture
 def device(request):
     return request.config.getoption("--device")
+
+
+def pytest_configure(config):
+    """Commands are interrupted as from a terminal, also where tests run in the background.
+
+    There a shell switches interruptions off for everything it starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
