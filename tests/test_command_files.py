@@ -360,6 +360,7 @@ def test_random_damage_to_exports_is_read_or_refused(export, folder):
     """Checksums catch most damage of bytes, so texts and numbers of the program change as well."""
     generator = np.random.default_rng(0)
     cases = damaged(export, 40)
+    cases.append(export.replace(b"data/weights/", b"d\xafta/weights/", 1))  # no text in UTF-8
     for _ in range(15):
 
         def scramble(program: dict) -> None:

@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import re
+import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,18 @@ REFUSED = {
     "models/": "a second model",
 }
 """What entries with these beginnings are."""
+
+DAMAGED = (
+    zipfile.BadZipFile,
+    EOFError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+)
+"""What Python's reader of archives raises on a damaged one."""
 
 SAMPLES = "data/sample_inputs/model.pt"
 AGAIN = "Export it again with `torch.export.save(torch.export.export(model, (x,)), file)`."
@@ -109,7 +122,7 @@ def _entries(path: Path, name: str) -> dict[str, bytes]:
                 short = entry.filename.removeprefix(root)
                 if _kept(short, entry, root, name):
                     kept[short] = archive.read(entry)
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{name} is damaged or no .pt2 archive: {reason}. {AGAIN}") from None
     for needed in ("archive_format", "archive_version", "models/model.json"):
