@@ -36,10 +36,11 @@ MAY_IMPORT = {
     "representation": "_tools measures distances maps flows",
     "auditing": "_tools measures distances relations pictures maps flows approximation "
     "representation",
+    "fitting": "_tools measures relations distances pictures maps flows approximation",
     "statements": "_tools ops measures affinities sinkhorn relations distances pictures maps "
     "flows approximation representation auditing",
     "_command": "_tools ops measures affinities sinkhorn relations distances pictures maps "
-    "flows approximation representation auditing statements",
+    "flows approximation representation auditing fitting statements",
 }
 """Which chapters a chapter may import; the root imports all of them."""
 

@@ -5,6 +5,7 @@ from . import (
     approximation as approximation,
     auditing as auditing,
     distances as distances,
+    fitting as fitting,
     flows as flows,
     maps as maps,
     measures as measures,
@@ -25,6 +26,7 @@ from .distances import (
     sliced_wasserstein,
     wasserstein,
 )
+from .fitting import fit
 from .flows import RK4, Dopri5, Euler, Flow, Path, Sphere, Torus, fields, flow
 from .maps import (
     MLP,
@@ -53,13 +55,13 @@ __all__ = [
     "Measure", "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "Pool", "PostNorm",
     "PreNorm", "Relation", "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance",
     "Torus", "Transformer", "audit", "characterise", "collate", "doubly_stochastic",
-    "energy_distance", "fields", "flow", "from_sequence_model", "mmd", "realise", "recover",
+    "energy_distance", "fields", "fit", "flow", "from_sequence_model", "mmd", "realise", "recover",
     "relate", "sinkhorn_divergence", "sliced_wasserstein", "wasserstein",
 ]  # fmt: skip
 
 _CHAPTERS = [
-    "affinities", "approximation", "auditing", "distances", "flows", "maps", "measures", "ops",
-    "pictures", "relations", "representation", "sinkhorn", "statements",
+    "affinities", "approximation", "auditing", "distances", "fitting", "flows", "maps",
+    "measures", "ops", "pictures", "relations", "representation", "sinkhorn", "statements",
 ]  # fmt: skip
 
 

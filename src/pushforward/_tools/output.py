@@ -8,11 +8,21 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Protocol
+
+
+class Tick(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, done: int, label: str | None = None) -> None:
+        """Show how much is done, perhaps with another label."""
 
 
 @contextmanager
-def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], None]]:
+def bar(what: str, total: int, show: bool | None) -> Iterator[Tick]:
     """A progress bar that appears after a second; the block calls the result with the count done.
+
+    A second argument changes the label.
 
     Args:
         what: the label of the bar.
@@ -22,7 +32,7 @@ def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], No
     if show is None:
         show = sys.stderr.isatty() and find_spec("rich") is not None
     if not show:
-        yield lambda done: None
+        yield lambda done, label=None: None
         return
     try:
         from rich.console import Console
@@ -32,8 +42,8 @@ def bar(what: str, total: int, show: bool | None) -> Iterator[Callable[[int], No
     progress, begin = Progress(console=Console(stderr=True)), time.monotonic()
     task = progress.add_task(what, total=total)
 
-    def tick(done: int) -> None:
-        progress.update(task, completed=done)
+    def tick(done: int, label: str | None = None) -> None:
+        progress.update(task, completed=done, description=label)
         if not progress.live.is_started and time.monotonic() - begin > 1:
             progress.start()
 

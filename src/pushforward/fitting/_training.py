@@ -1,0 +1,124 @@
+"""How a model is trained: the optimiser, its schedule, and when to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._tools.checks import (
+    check_kind,
+    check_number,
+    check_optional_sizes,
+    check_range,
+    check_seed,
+    check_sizes,
+    check_whole,
+)
+from .judging import Pool
+from .problems import Batches, Law, Loss
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    r"""AdamW with a warm-up, a cosine schedule, clipped gradients, and averaged weights.
+
+    Args:
+        lr: the largest learning rate.
+        warmup: steps over which the learning rate rises from 0, at most a tenth of all.
+        weight_decay: of matrices; vectors do not decay.
+        clip: largest norm of the gradient; larger ones are scaled down.
+        ema: the result has the exponential moving average of the weights, in which a step counts
+            $1-$`ema`; 0 for the last weights.
+    """
+
+    lr: float = 2e-3
+    warmup: int = 200
+    weight_decay: float = 1e-4
+    clip: float = 1.0
+    ema: float = 0.998
+
+    def __post_init__(self) -> None:
+        check_number("lr", self.lr)
+        check_whole("warmup", self.warmup, 0)
+        check_range("weight_decay", self.weight_decay, 0)
+        check_number("clip", self.clip)
+        check_range("ema", self.ema, 0, 1)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step."""
+        rise = min(1.0, (step + 1) / (min(self.warmup, steps // 10) + 1))
+        return self.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+    def decay(self, step: int) -> float:
+        """The share of the average that a step keeps; the first steps are forgotten sooner."""
+        return min(self.ema, (step + 1) / (step + 10))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    r"""How a model is judged during training, on measures that it does not learn from.
+
+    Args:
+        every: steps from one evaluation, line of the log and checkpoint to the next; a twentieth
+            of all steps by default.
+        sizes: numbers of atoms at which a simulator is drawn from; larger ones than in training
+            show whether the error grows.
+        measures: how many measures of each size.
+        laws: further laws by their names, beside the one of training.
+        pairs: held-out pairs of measures, for training on pairs.
+        patience: how many evaluations may bring nothing new before training stops; None to take
+            all steps.
+    """
+
+    every: int | None = None
+    sizes: tuple[int, ...] = (16, 128, 512)
+    measures: int = 16
+    laws: Mapping[str, Law] = field(default_factory=dict)
+    pairs: Sequence[Any] | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        check_optional_sizes(every=self.every, patience=self.patience)
+        check_sizes(measures=self.measures, **{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
+        for name, law in self.laws.items():
+            check_kind(f"laws[{name!r}]", law, Law, "For example `pf.fitting.Box(dim)`.")
+
+
+@dataclass(frozen=True)
+class Training:
+    r"""How `pf.fit` trains.
+
+    Args:
+        loss: what is made small; by default `Paired()` for an in-context map as the target and
+            `SinkhornDivergence()` otherwise.
+        batches: sizes of the measures of a simulator.
+        optimiser: learning rate and schedule.
+        adversary: a `Pool` of measures that climb the error while the network descends it.
+        evaluation: when and on what the model is judged.
+        precision: "float32", or "bfloat16" for products of matrices.
+        seed: everything random follows from it and from the number of the step.
+    """
+
+    loss: Loss | None = None
+    batches: Batches = field(default_factory=Batches)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    adversary: Pool | None = None
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss is not None:
+            check_kind("loss", self.loss, Loss, "For example `pf.fitting.Paired()`.")
+        if self.adversary is not None:
+            check_kind("adversary", self.adversary, Pool, "For example `pf.fitting.Pool()`.")
+        check_kind("batches", self.batches, Batches, "For example `pf.fitting.Batches()`.")
+        check_kind("optimiser", self.optimiser, Optimiser, "Use `pf.fitting.Optimiser()`.")
+        check_kind("evaluation", self.evaluation, Evaluation, "Use `pf.fitting.Evaluation()`.")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"`precision` must be one of {PRECISIONS}, got {self.precision!r}.")
+        check_seed(self.seed)

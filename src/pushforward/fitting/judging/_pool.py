@@ -1,0 +1,112 @@
+"""An adversary: measures that climb the error of a network while it learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from ..._tools.checks import check_number, check_range, check_sizes
+from ...measures import Measure
+from ..problems import Box, Example, Simulation
+
+LARGEST_LOG = 12.0
+"""Log-weights stay within this distance of 0 before they are normalised."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    r"""Measures on the box $[-r,r]^d$ that climb the error while the network descends it.
+
+    Corollary 1 is about all measures at once, and training on random ones leaves rare measures
+    with large errors. At each step some measures of the pool join the batch. The backward pass
+    that moves the network down also gives the direction in which their atoms and log-weights
+    move up. A few are replaced by new ones of the law `Box`.
+
+    Args:
+        count: measures of each size.
+        sizes: numbers of atoms; each step takes measures of one of them.
+        atoms: atoms that join a batch altogether.
+        radius: $r$.
+        fresh: share of the measures that are replaced at a step.
+    """
+
+    count: int = 1024
+    sizes: tuple[int, ...] = (4, 16, 64)
+    atoms: int = 1024
+    radius: float = 2.5
+    fresh: float = 0.03
+
+    def __post_init__(self) -> None:
+        check_sizes(count=self.count, atoms=self.atoms)
+        check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
+        check_number("radius", self.radius)
+        check_range("fresh", self.fresh, 0, 1)
+
+    def begin(self, task: Simulation, generator: torch.Generator) -> Climbers:
+        """The measures at the beginning.
+
+        Args:
+            task: what is learned.
+            generator: draws them.
+        """
+        box = Box(task.law.dim, self.radius)
+        drawn = {n: box.draw(self.count, n, generator) for n in self.sizes}
+        tensors = {}
+        for n, mu in drawn.items():
+            tensors[f"atoms/{n}"], tensors[f"logs/{n}"] = mu.atoms, mu.log_weights
+        return Climbers(self, task, tensors)
+
+
+class Climbers:
+    """The measures of a pool, as they are now.
+
+    Args:
+        pool: how they climb.
+        task: what is learned.
+        tensors: their atoms and log-weights, by the number of atoms.
+    """
+
+    def __init__(self, pool: Pool, task: Simulation, tensors: dict[str, Tensor]) -> None:
+        self.pool, self.task, self.tensors = pool, task, tensors
+        self.n, self.chosen = 0, torch.zeros(0)
+        self.x, self.logs = torch.zeros(0), torch.zeros(0)
+
+    def example(self, generator: torch.Generator, index: int) -> Example:
+        """Some of the measures, whose gradients say where to climb, and their images."""
+        self.n = Random(index).choice(self.pool.sizes)
+        count = min(self.pool.count, max(1, self.pool.atoms // self.n))
+        where = generator.device
+        order = torch.randperm(self.pool.count, generator=generator, device=where)
+        self.chosen = order[:count]
+        self.x = self.tensors[f"atoms/{self.n}"][self.chosen].requires_grad_()
+        self.logs = self.tensors[f"logs/{self.n}"][self.chosen].requires_grad_()
+        mu = Measure.unchecked(self.x, self.logs.log_softmax(-1))
+        return Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def climb(self, generator: torch.Generator) -> None:
+        """Move the measures of the last example along their gradients, by random lengths."""
+        r, count = self.pool.radius, len(self.chosen)
+        uniform = torch.rand(count, 2, generator=generator, device=generator.device)
+        length = 10 ** (-1 - 1.5 * uniform[:, 0])
+        new = Box(self.x.shape[-1], r).draw(count, self.n, generator)
+        fresh = uniform[:, 1] < self.pool.fresh
+        x = self.x + 0.4 * r * length[:, None, None] * _unit(self.x.grad)
+        logs = self.logs + 3 * length[:, None] * _unit(self.logs.grad)
+        x = torch.where(fresh[:, None, None], new.atoms, x.clamp(-r, r))
+        logs = logs.clamp(-LARGEST_LOG, LARGEST_LOG)
+        logs = torch.where(fresh[:, None], new.log_weights, logs)
+        self.tensors[f"atoms/{self.n}"][self.chosen] = x
+        self.tensors[f"logs/{self.n}"][self.chosen] = logs
+
+
+def _unit(gradient: Tensor | None) -> Tensor:
+    """A gradient whose largest entry for each measure is 1."""
+    if gradient is None:
+        raise ValueError("The target does not depend on the measures of the adversary.")
+    gradient = gradient.nan_to_num()
+    size = gradient.abs().flatten(1).amax(-1).clamp_min(1e-30)
+    return gradient / size.reshape(-1, *[1] * (gradient.ndim - 1))

@@ -1,0 +1,218 @@
+"""Tasks: what a step of training draws, and how wrong a model is on it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..._tools.checks import check_callable, check_kind, check_sizes
+from ...maps import InContextMap
+from ...measures import Measure, MeasureMap, check_measures, collate
+from ._laws import Law, as_law
+from ._losses import Loss, Paired, PerMeasure, SinkhornDivergence
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How large the batches of a simulation are.
+
+    Args:
+        sizes: least and largest number of atoms of the measures; each batch has one number.
+        atoms: atoms of a batch altogether: small measures come in larger numbers.
+    """
+
+    sizes: tuple[int, int] = (16, 128)
+    atoms: int = 2048
+
+    def __post_init__(self) -> None:
+        low, high = self.sizes
+        check_sizes(sizes=low, atoms=self.atoms)
+        if high < low:
+            raise ValueError(f"`sizes` must be (least, largest), got {self.sizes}.")
+
+    def draw(self, law: Law, generator: torch.Generator, index: int) -> Measure:
+        """Measures of one size, which depends on the index of the batch alone."""
+        n = Random(index).randint(*self.sizes)
+        return law.draw(max(1, self.atoms // n), n, generator)
+
+
+class Task(ABC):
+    """What is learned: batches that depend on a generator alone, and the loss on them.
+
+    `pf.fit` makes one of a simulator or of pairs. An author of another task writes both methods.
+    """
+
+    @abstractmethod
+    def batch(self, generator: torch.Generator, index: int) -> Any:
+        """What one step learns from, on the device of the generator.
+
+        It depends on the state of the generator and on the index of the batch alone, so that a
+        run that goes on meets the same batches.
+        """
+
+    @abstractmethod
+    def losses(self, model: nn.Module, batch: Any) -> PerMeasure:
+        """The loss of each part of a batch."""
+
+    def errors(self, model: nn.Module, batch: Any) -> PerMeasure:
+        """What is reported of each part of a held-out batch; the loss by default."""
+        return self.losses(model, batch)
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The task as data that JSON can hold, by which a run knows it again."""
+
+
+class Example(NamedTuple):
+    """Measures and what becomes of them."""
+
+    source: Measure
+    target: Measure
+
+
+class Simulation(Task):
+    r"""A target that can be evaluated at any measure: every step draws new ones.
+
+    Args:
+        target: an in-context map such as a `pf.Flow`, or any function of a measure.
+        law: where measures come from.
+        loss: `Paired()` by default if the target is an in-context map, whose images of atoms are
+            known, and else `SinkhornDivergence()`.
+        batches: their sizes.
+    """
+
+    def __init__(
+        self,
+        target: InContextMap | MeasureMap,
+        law: Law | Callable,
+        loss: Loss | None = None,
+        batches: Batches | None = None,
+    ) -> None:
+        if not isinstance(target, InContextMap):
+            check_callable("target", target, "an in-context map, or a function of a measure")
+        self.target, self.law = target, as_law(law)
+        self.in_context = isinstance(target, InContextMap)
+        self.loss = loss or (Paired() if self.in_context else SinkhornDivergence())
+        check_kind("loss", self.loss, Loss, "For example `pf.fitting.Paired()`.")
+        if self.loss.paired and not self.in_context:
+            raise ValueError(
+                f"{self.loss} compares the images of atoms one by one, and a function of measures "
+                "does not say which they are. Give an in-context map as the target, or another "
+                "loss, such as `pf.fitting.SinkhornDivergence()`."
+            )
+        self.batches = Batches() if batches is None else batches
+
+    def batch(self, generator: torch.Generator, index: int) -> Example:
+        """New measures, and their images under the target."""
+        return self.solved(self.batches.draw(self.law, generator, index))
+
+    def solved(self, mu: Measure) -> Example:
+        """Measures with their images under the target."""
+        with torch.no_grad():
+            if isinstance(self.target, InContextMap):
+                return Example(mu, self.target.push(mu))
+            images = [self.target(m) for m in mu]
+            for image in images:
+                check_measures(**{"the image under `target`": image})
+            return Example(mu, Measure.stack(images))
+
+    def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
+        """The loss of each measure."""
+        return self.loss.between(pushed(model, batch.source), batch.target)
+
+    def describe(self) -> dict[str, Any]:
+        """The words of target, law, loss and sizes."""
+        return {
+            "target": _words(self.target), "law": _words(self.law), "loss": repr(self.loss),
+            "batches": repr(self.batches),
+        }  # fmt: skip
+
+
+class Pairs(Task):
+    """Given pairs of measures, in a list or a data set of PyTorch.
+
+    Args:
+        pairs: pairs `(source, target)` by their index, such as a list or a `Dataset`.
+        loss: `SinkhornDivergence()` by default.
+        batch_size: pairs in a step.
+    """
+
+    def __init__(
+        self, pairs: Sequence[Any], loss: Loss | None = None, batch_size: int = 16
+    ) -> None:
+        check_sizes(batch_size=batch_size)
+        self.pairs, self.loss = pairs, SinkhornDivergence() if loss is None else loss
+        check_kind("loss", self.loss, Loss, "For example `pf.fitting.SinkhornDivergence()`.")
+        self.batch_size = min(batch_size, _length(pairs))
+        self.example(0)
+
+    def example(self, index: int) -> Example:
+        """A pair; an error if it is none, or does not fit the loss."""
+        pair = self.pairs[index]
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            got = f"{len(pair)} things" if isinstance(pair, tuple | list) else type(pair).__name__
+            raise TypeError(f"Pair {index} of `data` must be (source, target), got {got}.")
+        for name, mu in zip(("source", "target"), pair, strict=True):
+            check_kind(f"{name} {index}", mu, Measure, "Make one with `pf.Measure(points)`.")
+            if mu.batch_shape:
+                raise ValueError(
+                    f"`{name} {index}` must be one measure, got a batch of shape {mu.batch_shape}."
+                )
+        source, target = pair
+        if self.loss.paired and source.n != target.n:
+            raise ValueError(
+                f"{self.loss} compares atoms one by one, but pair {index} has {source.n} atoms "
+                f"and {target.n} images. Use `pf.fitting.SinkhornDivergence()` for targets whose "
+                "atoms do not belong to those of the source."
+            )
+        return Example(source, target)
+
+    def batch(self, generator: torch.Generator, index: int) -> Example:
+        """The next pairs of a random order, which is another one in every round."""
+        per_round = max(1, len(self.pairs) // self.batch_size)
+        order = torch.Generator().manual_seed(index // per_round)
+        start = index % per_round * self.batch_size
+        chosen = torch.randperm(len(self.pairs), generator=order)[start : start + self.batch_size]
+        source, target = collate([tuple(self.example(int(k))) for k in chosen])
+        return Example(source.to(generator.device), target.to(generator.device))
+
+    def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
+        """The loss of each pair."""
+        return self.loss.between(pushed(model, batch.source), batch.target)
+
+    def describe(self) -> dict[str, Any]:
+        """How many pairs there are, their space, and the loss."""
+        source, target = self.example(0)
+        return {
+            "pairs": len(self.pairs), "from": source.dim, "to": target.dim,
+            "loss": repr(self.loss), "batch_size": self.batch_size,
+        }  # fmt: skip
+
+
+def pushed(model: nn.Module, mu: Measure) -> Measure:
+    """The image of a measure under a model with a method `push`, or one that is called on it."""
+    return model.push(mu) if hasattr(model, "push") else model(mu)  # type: ignore[operator]
+
+
+def _length(pairs: Sequence[Any]) -> int:
+    """The number of pairs, at least one."""
+    if not hasattr(pairs, "__len__") or not hasattr(pairs, "__getitem__"):
+        raise TypeError(
+            "`data` must be pairs (source, target) with a length and an index, such as a list or "
+            f"a `torch.utils.data.Dataset`, got {type(pairs).__name__}."
+        )
+    if not len(pairs):
+        raise ValueError("`data` must hold at least one pair, got none.")
+    return len(pairs)
+
+
+def _words(thing: object) -> str:
+    """How an object shows itself, without the address of a function."""
+    text = repr(thing)
+    return text if " at 0x" not in text else type(thing).__name__
