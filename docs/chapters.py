@@ -22,6 +22,7 @@ ABOUT = {
     "approximation": "paper B: which relations",
     "representation": "paper A: which maps",
     "auditing": "what kind of map is yours",
+    "fitting": "maps learned from data",
     "statements": "the papers, tested",
     "_command": "the command `pushforward`",
 }
