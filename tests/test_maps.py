@@ -355,3 +355,19 @@ def test_a_map_at_a_context_sees_changes(change):
         before = at(x)
         CHANGES[change](gamma, mu)
         assert torch.equal(at(x), gamma(mu, x)) and not torch.allclose(at(x), before)
+
+
+def test_push_evaluates_what_is_inside_a_residual_step_once():
+    """Not once on the context and once more on the same points as queries."""
+    calls = []
+
+    def count(x):
+        calls.append(x)
+        return x
+
+    inner = pf.Compose(pf.Pointwise(count), pf.Pointwise(count), pf.Attention(2))
+    nested = pf.Residual(pf.Residual(inner))
+    mu = pf.Measure(torch.randn(5, 2))
+    images = nested.push(mu).atoms
+    assert len(calls) == 2
+    assert torch.equal(images, nested(mu, mu.atoms))

@@ -289,6 +289,8 @@ class Container(InContextMap, ABC):
     sequential: ClassVar[bool] = False
     """Whether each part is applied to what the parts before made of context and queries; if not,
     every part sees the context of the whole."""
+    residual: ClassVar[bool] = False
+    """Whether it moves points by `step` times their images under its only part, `gamma`."""
 
     def parts(self) -> Sequence[InContextMap]:
         """The maps directly inside, in the order in which they were registered."""

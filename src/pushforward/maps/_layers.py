@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Real
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from .._tools.types import Images, Queries
 from ..measures import Measure
 from ..sinkhorn import Starts
 from ._in_context import Container, InContextMap
-from ._stages import Answer, within
+from ._stages import Answer, residual_step, within
 
 
 class Pointwise(InContextMap):
@@ -153,6 +154,8 @@ class Residual(Container):
         tensor([[0.5000]])
     """
 
+    residual: ClassVar[bool] = True
+
     def __init__(self, gamma: InContextMap, *, step: float = 1.0) -> None:
         super().__init__()
         fix = "Make one of a module with `pf.Pointwise(module)`."
@@ -170,14 +173,4 @@ class Residual(Container):
         self, mu: Measure, queries: Measure | None = None, starts: Starts | None = None
     ) -> Answer:
         inner = self.gamma.condition(mu, queries, within(starts, "gamma"))
-
-        def answer(x: Tensor, t: Tensor | None) -> Tensor:
-            y = inner(x, t)
-            if y.shape[-2:] != x.shape[-2:]:
-                raise ValueError(
-                    f"A residual step stays in its space, got points of shape {tuple(x.shape)} "
-                    f"and images of shape {tuple(y.shape)}."
-                )
-            return x + self.step * y
-
-        return answer
+        return lambda x, t: residual_step(x, self.step, inner(x, t))

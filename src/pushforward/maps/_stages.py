@@ -26,8 +26,24 @@ def within(starts: Starts | None, name: str) -> Starts | None:
 def advance(gamma: InContextMap, mu: Measure) -> Measure:
     """The push-forward, unchecked: each layer evaluated once."""
     for layer in layers(gamma):
-        mu = mu.moved(conditioned(layer, mu)(mu.atoms, mu.times))
+        if getattr(layer, "residual", False):
+            # What is inside is evaluated on the context alone, not again on the same points.
+            inner = advance(layer.gamma, mu).atoms  # type: ignore[arg-type]
+            images = residual_step(mu.atoms, layer.step, inner)  # type: ignore[arg-type]
+        else:
+            images = conditioned(layer, mu)(mu.atoms, mu.times)
+        mu = mu.moved(images)
     return mu
+
+
+def residual_step(x: Tensor, step: float, y: Tensor) -> Tensor:
+    """The points $x+hy$, unless the images `y` of the points lie in another space."""
+    if y.shape[-2:] != x.shape[-2:]:
+        raise ValueError(
+            f"A residual step stays in its space, got points of shape {tuple(x.shape)} "
+            f"and images of shape {tuple(y.shape)}."
+        )
+    return x + step * y
 
 
 def conditioned(
