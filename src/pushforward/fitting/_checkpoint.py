@@ -157,11 +157,12 @@ def write_log(file: Path, log: list[Row]) -> None:
 
 
 def named_moments(
-    optimiser: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
+    optimisers: list[torch.optim.Optimizer], names: Mapping[nn.Parameter, str]
 ) -> dict[str, Tensor]:
-    """What an optimiser keeps of each parameter, by the parameter's name and its own."""
+    """What optimisers keep of each parameter, by the parameter's name and its own."""
     return {
         f"{names[p]}/{key}": torch.as_tensor(value)
+        for optimiser in optimisers
         for p, kept in optimiser.state.items()
         if isinstance(p, nn.Parameter)
         for key, value in kept.items()
@@ -169,16 +170,22 @@ def named_moments(
 
 
 def load_moments(
-    optimiser: torch.optim.Optimizer,
+    optimisers: list[torch.optim.Optimizer],
     names: Mapping[nn.Parameter, str],
     moments: Mapping[str, Tensor],
 ) -> None:
     """Put back what `named_moments` took."""
     place = {name: p for p, name in names.items()}
+    owner = {
+        p: optimiser
+        for optimiser in optimisers
+        for group in optimiser.param_groups
+        for p in group["params"]
+    }
     for key, value in moments.items():
         name, _, kind = key.rpartition("/")
-        where = "cpu" if kind == "step" else place[name].device
-        optimiser.state[place[name]][kind] = value.to(where)
+        p = place[name]
+        owner[p].state[p][kind] = value.to("cpu" if kind == "step" else p.device)
 
 
 def _short(value: Any) -> str:

@@ -22,9 +22,12 @@ from ..maps.saving import describe
 from ..measures import MeasureMap
 from . import _checkpoint as checkpoint
 from ._checkpoint import Row, State
-from ._training import Evaluation, Training
+from ._training import Evaluation, Optimiser, Training
 from .judging import Climbers, displaced, examples, held_out_seed
 from .problems import Law, Pairs, Simulation, Task, as_law, pushed
+
+MATRIX = 16
+"""Rows and columns from which on Muon moves a matrix."""
 
 
 class TrainingError(RuntimeError):
@@ -157,7 +160,7 @@ class _Loop:
         self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         if not self.names:
             raise ValueError("`model` has no parameters to train.")
-        self.optimiser = _adamw(list(self.names), training)
+        self.optimisers = _optimisers(list(self.names), training.optimiser)
         self.climbers: Climbers | None = None
         if training.adversary is not None:
             if not isinstance(task, Simulation) or not task.in_context:
@@ -179,7 +182,7 @@ class _Loop:
         self.step, self.log = state.step, state.log
         self.model.load_state_dict(state.model)
         self.average.load_state_dict(state.average)
-        checkpoint.load_moments(self.optimiser, self.names, state.moments)
+        checkpoint.load_moments(self.optimisers, self.names, state.moments)
         if self.climbers is not None:
             moved = {name: t.to(self.device) for name, t in state.adversary.items()}
             self.climbers.tensors = moved
@@ -203,7 +206,8 @@ class _Loop:
                 if here:
                     mean = self.accelerator.reduce(loss / since, "mean").item()
                     row = {"step": float(self.step), "loss": mean} | self._judged()
-                    row["lr"] = training.optimiser.rate(self.step - 1, self.steps)
+                    rule = training.optimiser
+                    row["lr"] = rule.lr * rule.rate(self.step - 1, self.steps)
                     row["seconds"] = before + time.perf_counter() - begin
                     self.log.append(row)
                     loss, since = torch.zeros_like(loss), 0
@@ -220,15 +224,17 @@ class _Loop:
         batches = [self.task.batch(generator, index)]
         if self.climbers is not None:
             batches.append(self.climbers.example(generator, index))
-        for group in self.optimiser.param_groups:
-            group["lr"] = rule.rate(self.step, self.steps)
+        for group in (group for method in self.optimisers for group in method.param_groups):
+            group["lr"] = group["initial_lr"] * rule.rate(self.step, self.steps)
         half = self.training.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             losses = self.losses(*batches)
-        self.optimiser.zero_grad()
+        for method in self.optimisers:
+            method.zero_grad()
         self.accelerator.backward(losses.sum())
         self.accelerator.clip_grad_norm_(list(self.names), rule.clip)
-        self.optimiser.step()
+        for method in self.optimisers:
+            method.step()
         if self.climbers is not None:
             self.climbers.climb(generator)
         with torch.no_grad():
@@ -260,7 +266,7 @@ class _Loop:
     def _keep(self) -> None:
         """Write state, log and model; other processes wait."""
         if self.folder is not None and self.accelerator.is_main_process:
-            moments = checkpoint.named_moments(self.optimiser, self.names)
+            moments = checkpoint.named_moments(self.optimisers, self.names)
             pool = {} if self.climbers is None else self.climbers.tensors
             parts = self.model.state_dict(), self.average.state_dict(), moments, pool
             State(self.step, *parts, self.log).write(self.folder, self.about)
@@ -335,16 +341,28 @@ def _overall(row: Row) -> float:
     return sum(errors) / len(errors) if errors else row["loss"]
 
 
-def _adamw(parameters: list[nn.Parameter], training: Training) -> torch.optim.AdamW:
-    """AdamW, whose matrices decay and whose vectors do not."""
-    matrices = [p for p in parameters if p.ndim > 1]
-    vectors = [p for p in parameters if p.ndim <= 1]
-    rule = training.optimiser
+def _optimisers(parameters: list[nn.Parameter], rule: Optimiser) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside and AdamW for the rest, whose vectors do not decay."""
+    inside = [p for p in parameters if p.ndim == 2 and min(p.shape) >= MATRIX]
+    inside = [] if rule.matrix_lr is None else inside
+    others = [p for p in parameters if not any(p is q for q in inside)]
     groups = [
-        {"params": matrices, "weight_decay": rule.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in others if p.ndim > 1], "weight_decay": rule.weight_decay},
+        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=rule.lr)
+    made: list[torch.optim.Optimizer] = []
+    if any(group["params"] for group in groups):
+        made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=rule.lr))
+    if inside and rule.matrix_lr is not None:
+        # The step has the size that AdamW's would have, so that learning rates compare.
+        made.append(
+            torch.optim.Muon(
+                inside, lr=rule.matrix_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+            )
+        )
+    for group in (group for method in made for group in method.param_groups):
+        group["initial_lr"] = group["lr"]
+    return made
 
 
 def _accelerator() -> Any:

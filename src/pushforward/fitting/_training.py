@@ -24,10 +24,16 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Optimiser:
-    r"""AdamW with a warm-up, a cosine schedule, clipped gradients, and averaged weights.
+    r"""Muon and AdamW, a warm-up, a cosine schedule, clipped gradients, and averaged weights.
+
+    Muon (Jordan et al., 2024) moves a matrix by its momentum, whose singular values are all
+    replaced by about 1. It moves the matrices inside, those of at least 16 rows and columns.
+    AdamW moves all other parameters: embedding, read-out, biases, norms.
 
     Args:
-        lr: the largest learning rate.
+        lr: the largest learning rate of AdamW.
+        matrix_lr: the largest learning rate of Muon, in the same units; None to move all
+            parameters by AdamW.
         warmup: steps over which the learning rate rises from 0, at most a tenth of all.
         weight_decay: of matrices; vectors do not decay.
         clip: largest norm of the gradient; larger ones are scaled down.
@@ -36,6 +42,7 @@ class Optimiser:
     """
 
     lr: float = 2e-3
+    matrix_lr: float | None = 1e-2
     warmup: int = 200
     weight_decay: float = 1e-4
     clip: float = 1.0
@@ -43,15 +50,17 @@ class Optimiser:
 
     def __post_init__(self) -> None:
         check_number("lr", self.lr)
+        if self.matrix_lr is not None:
+            check_number("matrix_lr", self.matrix_lr)
         check_whole("warmup", self.warmup, 0)
         check_range("weight_decay", self.weight_decay, 0)
         check_number("clip", self.clip)
         check_range("ema", self.ema, 0, 1)
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step."""
+        """The share of the largest learning rate that a step has."""
         rise = min(1.0, (step + 1) / (min(self.warmup, steps // 10) + 1))
-        return self.lr * rise * 0.5 * (1 + math.cos(math.pi * step / steps))
+        return rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
     def decay(self, step: int) -> float:
         """The share of the average that a step keeps; the first steps are forgotten sooner."""
@@ -96,7 +105,7 @@ class Training:
         loss: what is made small; by default `Paired()` for an in-context map as the target and
             `SinkhornDivergence()` otherwise.
         batches: sizes of the measures of a simulator.
-        optimiser: learning rate and schedule.
+        optimiser: learning rates and schedule.
         adversary: a `Pool` of measures that climb the error while the network descends it.
         evaluation: when and on what the model is judged.
         precision: "float32", or "bfloat16" for products of matrices.
