@@ -5,7 +5,7 @@ measures of 16 to 128 atoms, and are judged at 16 to 4,096, with equal and with 
 
     python benchmarks/corollary.py                  # the rows that are missing (an hour of a core)
     python benchmarks/corollary.py 'main/*'         # only rows whose name matches
-    python benchmarks/corollary.py --page           # writes corollary.json, .md and the pictures
+    python benchmarks/corollary.py --page           # writes corollary.json, page, pictures
 
 Each row is trained in a folder of its own under out/corollary, where a run that was interrupted
 goes on. Rows: `main` are the three flows, `blind` are the same networks with every token in a
@@ -26,6 +26,8 @@ import pushforward as pf
 
 ROOT = Path(__file__).parents[1]
 HERE, OUT = ROOT / "benchmarks", ROOT / "out" / "corollary"
+PAGE = ROOT / "docs" / "corollary.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 SIZES = (16, 64, 256, 1024, 4096)
 MEASURES, EXACT = 32, 8
 LAWS = {"equal": 0.0, "random": 1.0}
@@ -157,7 +159,8 @@ def page():
     if missing:
         print(f"Not run yet: {', '.join(missing)}.")
     (HERE / "corollary.json").write_text(json.dumps(found, indent=1) + "\n")
-    (HERE / "corollary.md").write_text(tables(found))
+    head, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n{tables(found)}{END}{rest.split(END)[1]}")
     draw_errors(found)
     draw_sizes(found)
 
@@ -258,10 +261,14 @@ def main():
     parser.add_argument("rows", nargs="*", default=["*"], help="names or patterns of rows")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--page", action="store_true", help="only write results and pictures")
+    parser.add_argument("--ship", action="store_true", help="put the flock into the library")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.page:
         return page()
+    if options.ship:
+        model = pf.maps.load(OUT / "main" / "cucker_smale" / "model.safetensors")
+        return pf.maps.save(model, Path(pf.maps.saving.__file__).parent / "flock.safetensors")
     for name, row in rows().items():
         if any(fnmatch(name, pattern) for pattern in options.rows):
             run(name, *row)

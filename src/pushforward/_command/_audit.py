@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from ..auditing import Model, audit as run
+from ..maps import trained_flock
 from ._options import command
 from ._shared import check_output, current_screen, write
 from .reading import Named, read_audit, read_model, read_rows
@@ -34,14 +35,15 @@ class AuditOptions:
     """
 
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="`module.py:factory`, `package.module:factory`, a .safetensors file of "
-            "`pf.maps.save`, or a .pt2 file of `torch.export.save`.",
+            "`pf.maps.save`, or a .pt2 file of `torch.export.save`. Without it, a trained model "
+            "that comes with the library is audited.",
             show_default=False,
-            metavar="MODEL",
+            metavar="[MODEL]",
         ),
-    ]
+    ] = None
     data: Annotated[
         Path | None,
         typer.Option(help="Your tokens: rows in a .npy, .csv or .parquet file.", metavar="FILE"),
@@ -101,6 +103,7 @@ def audit(options: AuditOptions) -> int:
     nothing in them is unpickled or executed.
 
     Examples:
+    - pushforward audit --html audit.html
     - pushforward audit model.py:encoder --data cells.npy --html audit.html
     - pushforward audit encoder.pt2 --data cells.csv --sections symmetries --require padding
     - pushforward audit model.safetensors --data cells.parquet --json new.json --compare old.json
@@ -111,7 +114,7 @@ def audit(options: AuditOptions) -> int:
     data = None if options.data is None else read_rows(options.data, sets=True)
     queries = None if options.queries is None else read_rows(options.queries)
     old = None if options.compare is None else read_audit(options.compare)
-    named = read_model(options.model)
+    named = _shipped() if options.model is None else read_model(options.model)
     _check_tokens(named, options.tokens)
     report = run(
         Model(
@@ -154,6 +157,12 @@ def _conclude(model: str, said: str, code: int) -> int:
     style = {0: "green", 1: "bold red"}.get(code, "yellow")
     current_screen().conclude(f"{model}: {said}", style=style)
     return code
+
+
+def _shipped() -> Named:
+    """The trained model of the library."""
+    model = trained_flock()
+    return Named(model, "a trained flock", model.dim)
 
 
 def _gaussian(named: Named) -> Any:

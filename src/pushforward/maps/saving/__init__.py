@@ -2,5 +2,6 @@
 
 from ._described import KINDS, describe, storable
 from ._files import load, save
+from ._shipped import trained_flock
 
-__all__ = ["KINDS", "describe", "load", "save", "storable"]
+__all__ = ["KINDS", "describe", "load", "save", "storable", "trained_flock"]
