@@ -12,12 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_flags, check_kind, check_number, check_seed, check_sizes, holds
+from ..._tools.checks import (
+    check_flags,
+    check_kind,
+    check_number,
+    check_seed,
+    check_shape,
+    check_sizes,
+    holds,
+)
 from ..._tools.output import bar, ticker
 from ..._tools.precision import wide
 from ...distances import wasserstein
 from ...maps import InContextMap
-from ...measures import Measure, MeasureMap, listed
+from ...measures import Measure, MeasureMap, check_measures, listed
 from ..problems import LARGEST_LOG, Box, Law, Simulation, as_law, centred, pushed
 from ._evaluate import held_out_seed, plain
 
@@ -247,9 +255,9 @@ def _climb(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Errors of the starts, the largest on the way of each, and where it was."""
     x, logs = x.clone().requires_grad_(), logs.clone().requires_grad_()
-    adam = torch.optim.Adam(
-        [{"params": [x], "lr": ATOM_RATE * effort.radius}, {"params": [logs], "lr": LOG_RATE}]
-    )
+    rates = (x, ATOM_RATE * effort.radius), (logs, LOG_RATE)
+    # A small `eps`, so that measures climb also where the error is still nearly zero.
+    adam = torch.optim.Adam([{"params": [t], "lr": lr} for t, lr in rates], eps=1e-16)
     best, best_x, best_logs = logs.new_full((len(x),), -1.0), x.detach(), logs.detach()
     first = best
     for k in range(effort.steps + 1):
@@ -278,14 +286,21 @@ def _climb(
 
 def _errors(image: MeasureMap, target: InContextMap | MeasureMap, paired: bool) -> Errors:
     """The error of each measure of a batch, with its gradient."""
+    truth = target.push if isinstance(target, InContextMap) else target
 
     def between_points(mu: Measure) -> Tensor:
-        gap = image(mu).atoms - target.push(mu).atoms  # type: ignore[union-attr]
+        here, right = image(mu).atoms, truth(mu).atoms
+        for name, y in (("model", here), ("target", right)):
+            fix = f"Its errors are multiples of how far points of R^{mu.dim} move."
+            check_shape(f"the image under `{name}`", y, mu.atoms.shape, fix)
+        gap = here - right
         return mu.integrate(gap.norm(dim=-1).to(mu.log_weights.dtype))
 
     def between_measures(mu: Measure) -> Tensor:
-        right = [pushed(target, m) for m in mu]  # type: ignore[arg-type]
-        return torch.stack([_transport(a, b) for a, b in zip(image(mu), right, strict=True)])
+        here, right = image(mu), [truth(m) for m in mu]
+        for name, one in (("model", here), *(("target", m) for m in right)):
+            check_measures(**{f"the image under `{name}`": one})
+        return torch.stack([_transport(a, b) for a, b in zip(here, right, strict=True)])
 
     return between_points if paired else between_measures
 
