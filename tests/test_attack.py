@@ -11,7 +11,7 @@ from pushforward.fitting import Attack, Box, Mixtures, attack, evaluate, report
 from pushforward.fitting.judging import _attack
 
 LAW = Mixtures(2)
-ONCE = Attack(sizes=(2, 8), starts=12, steps=150, seeds=1)
+ONCE = Attack(sizes=(2, 8), starts=8, steps=120, seeds=1)
 SHORT = Attack(sizes=(2, 8), starts=4, steps=2, seeds=1)
 SHIFT = pf.Pointwise(lambda x: x + 1)
 PLACE = torch.tensor([1.5, -1.0], dtype=torch.float64)

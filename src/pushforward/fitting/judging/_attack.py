@@ -86,7 +86,8 @@ class WorstCase:
 
     Args:
         n: number of atoms.
-        start: the largest error among the starts.
+        start: the largest error among the starts; the worst measure of the size before, which is
+            one as well, does not count here.
         found: the largest error on the way.
         median: the median over the starts of the largest error on their way.
         measure: the measure with the largest error.
@@ -220,9 +221,9 @@ def attack(
         for one in efforts:
             rows: list[WorstCase] = []
             for n in one.sizes:
-                extra = [*given, *(row.measure for row in rows[-1:])]
-                x, logs = _starts(task.law, n, one, like, extra, seed)
-                rows.append(_climbed(errors, x, logs, one, unit, step))
+                last = [row.measure for row in rows[-1:]]
+                x, logs = _starts(task.law, n, one, like, [*given, *last], seed)
+                rows.append(_climbed(errors, x, logs, one, unit, len(x) - len(last), step))
             found.append(rows)
     rows = found[0]
     if effort.doubled:
@@ -231,10 +232,10 @@ def attack(
 
 
 def _climbed(
-    errors: Errors, x: Tensor, logs: Tensor, effort: Attack, unit: float,
+    errors: Errors, x: Tensor, logs: Tensor, effort: Attack, unit: float, own: int,
     step: Callable[[], None],
 ) -> WorstCase:  # fmt: skip
-    """The worst measure on the way from starts, some of them at a time."""
+    """The worst measure on the way from starts; what is shown of starts is that of the `own`."""
     n = x.shape[-2]
     size = max(1, PAIRS // n**2)
     parts = zip(x.split(size), logs.split(size), strict=True)
@@ -244,8 +245,9 @@ def _climbed(
     ]
     first, best, x, logs = (torch.cat(t) for t in zip(*ways, strict=True))
     worst = int(best.argmax())
+    start, found, median = first[:own].max(), best[worst], best[:own].median()
     return WorstCase(
-        n, first.max().item() / unit, best.max().item() / unit, best.median().item() / unit,
+        n, start.item() / unit, found.item() / unit, median.item() / unit,
         Measure.unchecked(x[worst], logs[worst].log_softmax(-1)),
     )  # fmt: skip
 
