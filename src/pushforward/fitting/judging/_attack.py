@@ -27,7 +27,7 @@ from ...distances import wasserstein
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap, check_measures, listed
 from ..problems import LARGEST_LOG, Box, Law, Simulation, as_law, centred, pushed
-from ._evaluate import held_out_seed, plain
+from ._evaluate import held_out_seed, listed_sizes, plain
 
 ATOM_RATE, LOG_RATE = 0.008, 0.02
 """The rates of Adam: of atoms, as a share of the radius, and of log-weights."""
@@ -72,11 +72,11 @@ class Attack:
     doubled: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
+        listed_sizes(self.sizes)
         check_sizes(starts=self.starts, steps=self.steps, seeds=self.seeds)
         check_number("radius", self.radius)
         check_flags(doubled=self.doubled)
-        if list(self.sizes) != sorted(set(self.sizes)) or not self.sizes:
+        if list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"`sizes` must increase, got {self.sizes}.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_flags, check_seed, check_sizes
+from ..._tools.checks import check_flags, check_kind, check_seed, check_sizes, check_whole
 from ..._tools.output import bar
 from ...distances import wasserstein
 from ...maps import InContextMap
@@ -117,8 +117,10 @@ def evaluate(
                16       1.00%    0.00%      1.00%           4
               256       1.00%    0.00%      1.00%           4
     """
-    sizes = list(sizes)
-    check_sizes(measures=measures, **{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    check_kind("model", model, nn.Module, "For example a `pf.Transformer`.")
+    sizes = listed_sizes(sizes)
+    check_sizes(measures=measures)
+    check_whole("exact", exact, 0)
     check_seed(seed)
     check_flags(progress=progress)
     task = Simulation(target, as_law(law))
@@ -189,6 +191,14 @@ def device_of(model: Any) -> torch.device:
     """Where the parameters of a model are."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     return next((p.device for p in parameters), torch.device("cpu"))
+
+
+def listed_sizes(sizes: Sequence[int]) -> list[int]:
+    """Numbers of atoms, at least one."""
+    if not isinstance(sizes, Sequence) or not sizes:
+        raise ValueError(f"`sizes` must be a list of numbers of atoms, got {sizes!r}.")
+    check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    return list(sizes)
 
 
 def plain(x: Any) -> Any:

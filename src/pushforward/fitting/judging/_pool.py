@@ -10,10 +10,8 @@ from torch import Tensor
 
 from ..._tools.checks import check_number, check_range, check_sizes
 from ...measures import Measure
-from ..problems import Box, Example, Simulation
-
-LARGEST_LOG = 12.0
-"""Log-weights stay within this distance of 0 before they are normalised."""
+from ..problems import LARGEST_LOG, Box, Example, Simulation, centred
+from ._evaluate import listed_sizes
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,14 @@ class Pool:
     """
 
     count: int = 1024
-    sizes: tuple[int, ...] = (4, 16, 64)
+    sizes: tuple[int, ...] = (2, 8, 32)
     atoms: int = 1024
     radius: float = 2.5
     fresh: float = 0.03
 
     def __post_init__(self) -> None:
         check_sizes(count=self.count, atoms=self.atoms)
-        check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
+        listed_sizes(self.sizes)
         check_number("radius", self.radius)
         check_range("fresh", self.fresh, 0, 1)
 
@@ -56,7 +54,7 @@ class Pool:
         drawn = {n: box.draw(self.count, n, generator) for n in self.sizes}
         tensors = {}
         for n, mu in drawn.items():
-            tensors[f"atoms/{n}"], tensors[f"logs/{n}"] = mu.atoms, mu.log_weights
+            tensors[f"atoms/{n}"], tensors[f"logs/{n}"] = mu.atoms, centred(mu.log_weights)
         return Climbers(self, task, tensors)
 
 
@@ -98,7 +96,7 @@ class Climbers:
         logs = self.logs + 3 * length[:, None] * _unit(self.logs.grad)
         x = torch.where(fresh[:, None, None], new.atoms, x.clamp(-r, r))
         logs = logs.clamp(-LARGEST_LOG, LARGEST_LOG)
-        logs = torch.where(fresh[:, None], new.log_weights, logs)
+        logs = torch.where(fresh[:, None], centred(new.log_weights), logs)
         self.tensors[f"atoms/{self.n}"][self.chosen] = x
         self.tensors[f"logs/{self.n}"][self.chosen] = logs
 

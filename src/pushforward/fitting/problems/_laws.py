@@ -207,6 +207,10 @@ class _Function(Law):
 
     def _one(self, n: int, generator: torch.Generator) -> Measure:
         made = self.function(n, generator)
+        if not isinstance(made, Measure | Tensor):
+            raise TypeError(
+                f"`law` must return a Measure or a tensor of points, got {type(made).__name__}."
+            )
         mu = made if isinstance(made, Measure) else Measure(made)
         if mu.batch_shape:
             raise ValueError(
