@@ -7,7 +7,16 @@ import pytest
 import torch
 
 import pushforward as pf
-from pushforward.fitting import Attack, Box, Mixtures, attack, evaluate, report
+from pushforward.fitting import (
+    Attack,
+    Box,
+    Mixtures,
+    Pool,
+    Simulation,
+    attack,
+    evaluate,
+    report,
+)
 from pushforward.fitting.judging import _attack
 
 LAW = Mixtures(2)
@@ -236,3 +245,33 @@ def test_a_report_has_mean_worst_draw_and_worst_found():
 def test_sizes_must_increase():
     with pytest.raises(ValueError, match="`sizes` must increase, got"):
         Attack(sizes=(8, 2))
+
+
+def test_the_measures_of_a_pool_climb_and_stay_on_the_box():
+    task, generator = Simulation(SHIFT, LAW), torch.Generator().manual_seed(0)
+    climbers = Pool(count=32, sizes=(2,), atoms=64, fresh=0.0).begin(task, generator)
+    means = []
+    for k in range(40):
+        losses = task.losses(Bump(), climbers.example(generator, k))
+        losses.sum().backward()
+        climbers.climb(generator, losses.detach())
+        means.append(losses.mean().item())
+    assert means[-1] > 3 * means[0]
+    assert climbers.tensors["atoms/2"].abs().max() <= 2.5
+    logs = climbers.tensors["logs/2"]
+    assert logs.abs().max() <= 12 and logs.max() > 0 > logs.min()
+
+
+def test_the_measures_with_the_smallest_errors_are_replaced():
+    task, generator = Simulation(SHIFT, LAW), torch.Generator().manual_seed(0)
+    climbers = Pool(count=20, sizes=(2,), atoms=40, fresh=0.25).begin(task, generator)
+    losses = task.losses(Bump(), climbers.example(generator, 0))
+    losses.sum().backward()
+    before = climbers.x.detach().clone()
+    climbers.climb(generator, losses.detach())
+    after = climbers.tensors["atoms/2"][climbers.chosen]
+    # A step moves coordinates by at most a tenth of 0.4 r = 1.
+    jumped = (after - before).abs().flatten(1).amax(1) > 0.1 + 1e-12
+    least = losses.argsort()[:5]
+    assert set(jumped.nonzero().flatten().tolist()) <= set(least.tolist())
+    assert jumped.sum() >= 4
