@@ -5,7 +5,7 @@ from public_calls import FOLDER, GAMMA, GENERATOR, MATRIX, MODEL, MU, NU, ONCE, 
 from torch import nn
 
 import pushforward as pf
-from pushforward import approximation, auditing, flows, representation, statements
+from pushforward import approximation, auditing, fitting, flows, representation, statements
 from pushforward.representation import zoo
 
 
@@ -47,6 +47,11 @@ SQUARE = torch.full((2, 2), 0.5, dtype=torch.float64)
 QUICK = statements.Setting(quick=True)
 RESULTS = [statements.run_statement("A.eq8", QUICK)]
 EULER = pf.Euler(2)
+SHIFT = pf.Pointwise(lambda x: x + 1)
+JUDGED = {
+    "model": SHIFT, "target": SHIFT, "law": fitting.Mixtures(2), "seed": 0,
+    "effort": fitting.Attack(sizes=(2,), starts=2, steps=1, seeds=1),
+}  # fmt: skip
 pf.flow(FIELD, MU, t1=1.0, solver=EULER, folder=FOLDER / "flow")
 
 FLOWS = {
@@ -269,4 +274,14 @@ THEORY = {
             "sign_of_mean", "smooth_counterexample", "splitting", "steep", "unweighted_mean",
         )
     },
+    "Attack": (
+        fitting.Attack,
+        {
+            "sizes": (2, 8), "starts": 2, "steps": 1, "seeds": 1, "radius": 2.5, "doubled": False,
+        },
+    ),
+    "attack": (
+        fitting.attack, JUDGED | {"starts": [pf.Measure(torch.zeros(2, 2))], "progress": False}
+    ),
+    "report": (fitting.report, JUDGED | {"sizes": [4], "measures": 2, "exact": 1}),
 }  # fmt: skip

@@ -2,7 +2,18 @@
 
 from ._fit import Fit, TrainingError, fit
 from ._training import Evaluation, Optimiser, Training
-from .judging import Pool, Score, Scores, evaluate
+from .judging import (
+    Attack,
+    Pool,
+    Report,
+    Score,
+    Scores,
+    Supremum,
+    WorstCase,
+    attack,
+    evaluate,
+    report,
+)
 from .problems import (
     MMD,
     Batches,
@@ -22,7 +33,8 @@ from .problems import (
 )
 
 __all__ = [
-    "MMD", "Batches", "Box", "EnergyDistance", "Evaluation", "Fit", "Law", "Loss", "Mixtures",
-    "OneOf", "Optimiser", "Paired", "Pairs", "Pool", "Resampled", "Score", "Scores", "Simulation",
-    "SinkhornDivergence", "Task", "Training", "TrainingError", "Wasserstein", "evaluate", "fit",
+    "MMD", "Attack", "Batches", "Box", "EnergyDistance", "Evaluation", "Fit", "Law", "Loss",
+    "Mixtures", "OneOf", "Optimiser", "Paired", "Pairs", "Pool", "Report", "Resampled", "Score",
+    "Scores", "Simulation", "SinkhornDivergence", "Supremum", "Task", "Training", "TrainingError",
+    "Wasserstein", "WorstCase", "attack", "evaluate", "fit", "report",
 ]  # fmt: skip

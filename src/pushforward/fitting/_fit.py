@@ -137,14 +137,18 @@ def _task(
 
 
 class _Losses(nn.Module):
-    """The mean loss of each of some batches, as one module that Accelerate can distribute."""
+    """The mean loss of each of some batches, as one module that Accelerate can distribute.
+
+    The losses of the last batch, one for each measure, come along without gradient.
+    """
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.model, self.task = model, task
 
-    def forward(self, *batches: Any) -> Tensor:
-        return torch.stack([self.task.losses(self.model, batch).mean() for batch in batches])
+    def forward(self, *batches: Any) -> tuple[Tensor, Tensor]:
+        each = [self.task.losses(self.model, batch) for batch in batches]
+        return torch.stack([losses.mean() for losses in each]), each[-1].detach()
 
 
 class _Loop:
@@ -228,7 +232,7 @@ class _Loop:
             group["lr"] = group["initial_lr"] * rule.rate(self.step, self.steps)
         half = self.training.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            losses = self.losses(*batches)
+            losses, last = self.losses(*batches)
         for method in self.optimisers:
             method.zero_grad()
         self.accelerator.backward(losses.sum())
@@ -236,7 +240,7 @@ class _Loop:
         for method in self.optimisers:
             method.step()
         if self.climbers is not None:
-            self.climbers.climb(generator)
+            self.climbers.climb(generator, last)
         with torch.no_grad():
             kept: list[Tensor] = list(self.average.parameters())
             torch._foreach_lerp_(kept, list(self.model.parameters()), 1 - rule.decay(self.step))

@@ -1,9 +1,11 @@
 """How good a learned map is: on average, at worst, and what no push-forward can do."""
 
+from ._attack import Attack, Supremum, WorstCase, attack
 from ._evaluate import Score, Scores, device_of, displaced, evaluate, examples, held_out_seed
 from ._pool import Climbers, Pool
+from ._report import Report, report
 
 __all__ = [
-    "Climbers", "Pool", "Score", "Scores", "device_of", "displaced", "evaluate", "examples",
-    "held_out_seed",
+    "Attack", "Climbers", "Pool", "Report", "Score", "Scores", "Supremum", "WorstCase", "attack",
+    "device_of", "displaced", "evaluate", "examples", "held_out_seed", "report",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_flags, check_seed, check_sizes
+from ..._tools.checks import check_flags, check_kind, check_seed, check_sizes, check_whole
 from ..._tools.output import bar
 from ...distances import wasserstein
 from ...maps import InContextMap
@@ -63,13 +64,19 @@ class Scores:
         near = min(self.rows, key=lambda row: abs(row.n - 64))
         return max(self.rows, key=lambda row: row.n).mean / near.mean
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as data that JSON can hold; numbers that are not finite become strings."""
+        return plain({"rows": [vars(row) for row in self.rows], "seed": self.seed})
+
     def __str__(self) -> str:
         """A table."""
-        lines = [f"{'atoms':>9} {'mean error':>11} {'+-':>8} {'worst':>8} {'W1':>8}  measures"]
+        lines = [
+            f"{'atoms':>9} {'mean error':>11} {'+-':>8} {'worst draw':>10} {'W1':>8}  measures"
+        ]
         for row in self.rows:
             exact = "" if row.transport is None else f"{row.transport:.2%}"
             lines.append(
-                f"{row.n:9,} {row.mean:11.2%} {row.standard_error:8.2%} {row.worst:8.2%} "
+                f"{row.n:9,} {row.mean:11.2%} {row.standard_error:8.2%} {row.worst:10.2%} "
                 f"{exact:>8}  {row.measures}"
             )
         return "\n".join(lines)
@@ -106,12 +113,14 @@ def evaluate(
         >>> nearly = pf.Pointwise(lambda x: x + 0.99)
         >>> law = pf.fitting.Mixtures(2)
         >>> print(pf.fitting.evaluate(nearly, shift, law, sizes=[16, 256], measures=4))
-            atoms  mean error       +-    worst       W1  measures
-               16       1.00%    0.00%    1.00%           4
-              256       1.00%    0.00%    1.00%           4
+            atoms  mean error       +- worst draw       W1  measures
+               16       1.00%    0.00%      1.00%           4
+              256       1.00%    0.00%      1.00%           4
     """
-    sizes = list(sizes)
-    check_sizes(measures=measures, **{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    check_kind("model", model, nn.Module, "For example a `pf.Transformer`.")
+    sizes = listed_sizes(sizes)
+    check_sizes(measures=measures)
+    check_whole("exact", exact, 0)
     check_seed(seed)
     check_flags(progress=progress)
     task = Simulation(target, as_law(law))
@@ -182,3 +191,20 @@ def device_of(model: Any) -> torch.device:
     """Where the parameters of a model are."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     return next((p.device for p in parameters), torch.device("cpu"))
+
+
+def listed_sizes(sizes: Sequence[int]) -> list[int]:
+    """Numbers of atoms, at least one."""
+    if not isinstance(sizes, Sequence) or not sizes:
+        raise ValueError(f"`sizes` must be a list of numbers of atoms, got {sizes!r}.")
+    check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    return list(sizes)
+
+
+def plain(x: Any) -> Any:
+    """Data that JSON can hold; numbers that are not finite become the strings "inf" and "nan"."""
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(value) for value in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from ..._tools.checks import check_number, check_range, check_sizes
 from ...measures import Measure
-from ..problems import Box, Example, Simulation
-
-LARGEST_LOG = 12.0
-"""Log-weights stay within this distance of 0 before they are normalised."""
+from ..problems import LARGEST_LOG, Box, Example, Simulation, centred
+from ._evaluate import listed_sizes
 
 
 @dataclass(frozen=True)
@@ -23,25 +21,25 @@ class Pool:
     Corollary 1 is about all measures at once, and training on random ones leaves rare measures
     with large errors. At each step some measures of the pool join the batch. The backward pass
     that moves the network down also gives the direction in which their atoms and log-weights
-    move up. A few are replaced by new ones of the law `Box`.
+    move up. Those with the smallest errors are replaced by new ones of the law `Box`.
 
     Args:
         count: measures of each size.
         sizes: numbers of atoms; each step takes measures of one of them.
         atoms: atoms that join a batch altogether.
         radius: $r$.
-        fresh: share of the measures that are replaced at a step.
+        fresh: share of the measures of a step that are replaced.
     """
 
     count: int = 1024
-    sizes: tuple[int, ...] = (4, 16, 64)
+    sizes: tuple[int, ...] = (2, 8, 32)
     atoms: int = 1024
     radius: float = 2.5
-    fresh: float = 0.03
+    fresh: float = 0.1
 
     def __post_init__(self) -> None:
         check_sizes(count=self.count, atoms=self.atoms)
-        check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
+        listed_sizes(self.sizes)
         check_number("radius", self.radius)
         check_range("fresh", self.fresh, 0, 1)
 
@@ -56,7 +54,7 @@ class Pool:
         drawn = {n: box.draw(self.count, n, generator) for n in self.sizes}
         tensors = {}
         for n, mu in drawn.items():
-            tensors[f"atoms/{n}"], tensors[f"logs/{n}"] = mu.atoms, mu.log_weights
+            tensors[f"atoms/{n}"], tensors[f"logs/{n}"] = mu.atoms, centred(mu.log_weights)
         return Climbers(self, task, tensors)
 
 
@@ -87,18 +85,24 @@ class Climbers:
         return Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
 
     @torch.no_grad()
-    def climb(self, generator: torch.Generator) -> None:
-        """Move the measures of the last example along their gradients, by random lengths."""
+    def climb(self, generator: torch.Generator, errors: Tensor) -> None:
+        """Move the measures of the last example along their gradients, by random lengths.
+
+        Args:
+            generator: draws lengths and new measures.
+            errors: how wrong the network was on each measure; the least are replaced.
+        """
         r, count = self.pool.radius, len(self.chosen)
-        uniform = torch.rand(count, 2, generator=generator, device=generator.device)
-        length = 10 ** (-1 - 1.5 * uniform[:, 0])
+        uniform = torch.rand(count, generator=generator, device=generator.device)
+        length = 10 ** (-1 - 1.5 * uniform)
         new = Box(self.x.shape[-1], r).draw(count, self.n, generator)
-        fresh = uniform[:, 1] < self.pool.fresh
+        fresh = torch.zeros_like(uniform, dtype=torch.bool)
+        fresh[errors.argsort()[: round(self.pool.fresh * count)]] = True
         x = self.x + 0.4 * r * length[:, None, None] * _unit(self.x.grad)
         logs = self.logs + 3 * length[:, None] * _unit(self.logs.grad)
         x = torch.where(fresh[:, None, None], new.atoms, x.clamp(-r, r))
         logs = logs.clamp(-LARGEST_LOG, LARGEST_LOG)
-        logs = torch.where(fresh[:, None], new.log_weights, logs)
+        logs = torch.where(fresh[:, None], centred(new.log_weights), logs)
         self.tensors[f"atoms/{self.n}"][self.chosen] = x
         self.tensors[f"logs/{self.n}"][self.chosen] = logs
 

@@ -207,6 +207,10 @@ class _Function(Law):
 
     def _one(self, n: int, generator: torch.Generator) -> Measure:
         made = self.function(n, generator)
+        if not isinstance(made, Measure | Tensor):
+            raise TypeError(
+                f"`law` must return a Measure or a tensor of points, got {type(made).__name__}."
+            )
         mu = made if isinstance(made, Measure) else Measure(made)
         if mu.batch_shape:
             raise ValueError(
@@ -226,3 +230,13 @@ def as_law(law: object) -> Law:
 
 def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=generator, device=generator.device)
+
+
+def centred(log_weights: Tensor) -> Tensor:
+    """Log-weights of the same normalised measures, with the middle of their range at 0.
+
+    They lie within `LARGEST_LOG` of it: atoms with less mass than that, or none, get the least.
+    """
+    high = log_weights.amax(-1, keepdim=True)
+    low = log_weights.amin(-1, keepdim=True).maximum(high - 2 * LARGEST_LOG)
+    return (log_weights - (high + low) / 2).clamp_min(-LARGEST_LOG)
