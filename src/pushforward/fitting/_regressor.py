@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,8 @@ class MeasureRegressor:
             targets: the $\nu_k$, as many.
             conditions: one number, or one vector of numbers, for each pair.
         """
-        self._check_params()
-        loss = SinkhornDivergence() if self.loss is None else self.loss
+        params = self._checked_params()
+        loss = SinkhornDivergence() if params.loss is None else params.loss
         mus, nus = measures("sources", sources), measures("targets", targets)
         _check_pairs(mus, nus, loss)
         values = _numbers(conditions, len(mus))
@@ -145,17 +146,17 @@ class MeasureRegressor:
         self._given = None if values is None else Scale.of_rows(values)
         self.n_features_in_ = mus[0].dim
         self.n_conditions_ = 0 if values is None else values.shape[1]
-        training = Training(loss=loss, optimiser=Optimiser(lr=self.lr), seed=self.seed)
+        training = Training(loss=loss, optimiser=Optimiser(lr=params.lr), seed=params.seed)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            model = self._network(nus[0].dim, same)
+            torch.manual_seed(params.seed)
+            model = self._network(params, nus[0].dim, same)
             dtype = next(model.parameters()).dtype
             pairs = [
                 (self._input(mu, values, k).to(dtype), self._to.standardised(nu).to(dtype))
                 for k, (mu, nu) in enumerate(zip(mus, nus, strict=True))
             ]
-            task = Pairs(pairs, loss, atoms=self.atoms)
-            result = fit(model, task, steps=self.steps, training=training)
+            task = Pairs(pairs, loss, atoms=params.atoms)
+            result = fit(model, task, steps=params.steps, training=training)
         self.model_, self.log_ = result.model, result.log
         return self
 
@@ -249,7 +250,7 @@ class MeasureRegressor:
         kept = files.read(Path(folder), set(inspect.signature(cls).parameters))
         self = cls(**kept.params)
         try:
-            self._check_params()
+            self._checked_params()
         except (TypeError, ValueError) as error:
             raise ValueError(f"{Path(folder) / files.ABOUT} is damaged: {error}") from None
         self._from, self._to = kept.scales["from"], kept.scales["to"]
@@ -275,19 +276,19 @@ class MeasureRegressor:
             regressor_tags=RegressorTags(),
         )
 
-    def _check_params(self) -> None:
-        """Raise unless the arguments of the constructor are right."""
-        check_sizes(depth=self.depth, heads=self.heads, width=self.width)
-        check_sizes(steps=self.steps, atoms=self.atoms)
-        if self.width % self.heads:
+    def _checked_params(self) -> SimpleNamespace:
+        """The arguments of the constructor, if they are right, with plain numbers of Python."""
+        p = SimpleNamespace(**{k: files.python(v) for k, v in self.get_params().items()})
+        check_sizes(depth=p.depth, heads=p.heads, width=p.width, steps=p.steps, atoms=p.atoms)
+        if p.width % p.heads:
             raise ValueError(
-                f"`width` must be a multiple of the number of heads, {self.heads}, got "
-                f"{self.width}."
+                f"`width` must be a multiple of the number of heads, {p.heads}, got {p.width}."
             )
-        if self.loss is not None:
-            check_kind("loss", self.loss, Loss, "For example `pf.fitting.Paired()`.")
-        check_number("lr", self.lr)
-        check_seed(self.seed)
+        if p.loss is not None:
+            check_kind("loss", p.loss, Loss, "For example `pf.fitting.Paired()`.")
+        check_number("lr", p.lr)
+        check_seed(p.seed)
+        return p
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
@@ -306,12 +307,12 @@ class MeasureRegressor:
             )
         return values
 
-    def _network(self, out: int, same: bool) -> nn.Module:
+    def _network(self, params: SimpleNamespace, out: int, same: bool) -> nn.Module:
         """The network on standardised points with their conditions."""
         dim = self.n_features_in_ + self.n_conditions_
         last = dim if same else out
         net = Transformer(
-            dim, depth=self.depth, heads=self.heads, width=self.width, out_dim=last,
+            dim, depth=params.depth, heads=params.heads, width=params.width, out_dim=last,
             block=Block(norm=PreNorm()),
         )  # fmt: skip
         if not same:
@@ -384,7 +385,8 @@ def _numbers(conditions: Any, count: int) -> Tensor | None:
     if conditions is None:
         return None
     must = f"`conditions` must be one number, or one vector, for each of the {count} measures"
-    given = conditions.detach().cpu() if isinstance(conditions, Tensor) else conditions
+    tensor = isinstance(conditions, Tensor)
+    given = conditions.detach().cpu().double().numpy() if tensor else conditions
     try:
         values = torch.from_numpy(np.array(given, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError):

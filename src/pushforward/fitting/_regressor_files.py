@@ -57,7 +57,7 @@ def write(
     numbers = lambda s: {"mean": s.mean.tolist(), "size": s.size.tolist()}
     data = {
         "format": FORMAT,
-        "params": {name: describe(_python(v), f"`{name}`") for name, v in params.items()},
+        "params": {name: describe(python(v), f"`{name}`") for name, v in params.items()},
         "scales": {name: None if s is None else numbers(s) for name, s in scales.items()},
         "log": log,
     }
@@ -111,7 +111,7 @@ def read(folder: Path, known: set[str]) -> Kept:
     return Kept(made, units, model, log)
 
 
-def _python(value: Any) -> Any:
+def python(value: Any) -> Any:
     """A number of NumPy, which a grid of parameters may hold, as one of Python."""
     return value.item() if isinstance(value, np.generic) else value
 
