@@ -89,7 +89,9 @@ def names_of(thing: object) -> Iterator[str]:
     if not inspect.isclass(thing):
         yield thing.__qualname__
         return
-    if issubclass(thing, Enum) or thing.__name__ in EXCEPTIONS and is_interface(thing):
+    if issubclass(thing, Enum | Exception):  # members are given; an error takes its message
+        return
+    if thing.__name__ in EXCEPTIONS and is_interface(thing):
         return
     abstract = is_abstract(thing) or inspect.isabstract(thing)
     if not abstract and takes_arguments(thing):

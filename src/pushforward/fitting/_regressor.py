@@ -33,7 +33,7 @@ ATOMS = 1 << 14
 """Atoms, with padding, that are predicted at once; a larger measure stands alone."""
 
 
-class NotFittedError(ValueError, AttributeError):
+class NotFittedError(ValueError):
     """A regressor is used before it was fitted."""
 
 
