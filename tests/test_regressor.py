@@ -351,8 +351,8 @@ DAMAGE = {
     "a class": (
         _about(lambda d: d["params"].update(loss={"class": "os.system"})), "must name one of"
     ),
-    "scale": (_about(lambda d: d["scales"]["to"].update(size=[1.0, 0.0])), "sizes positive"),
-    "scales": (_about(lambda d: d["scales"].update(to=None)), "'to' must have mean and size"),
+    "scale": (_about(lambda d: d["scales"]["end"].update(size=[1.0, 0.0])), "sizes positive"),
+    "scales": (_about(lambda d: d["scales"].update(end=None)), "'end' must have mean and size"),
     "conditions": (_about(lambda d: d["scales"].update(conditions=None)), "must map points of 2"),
     "log": (_about(lambda d: d.update(log=3)), "its `log` must be"),
 }  # fmt: skip

@@ -25,9 +25,10 @@ from ..distances import wasserstein
 from ..maps import Block, Compose, Pointwise, PreNorm, Residual, Transformer
 from ..measures import Measure, listed
 from . import _regressor_files as files
+from ._checkpoint import Row
 from ._fit import fit
 from ._training import Optimiser, Training
-from .problems import Loss, Pairs, Scale, SinkhornDivergence
+from .problems import Loss, Pairs, SinkhornDivergence, Units
 
 ATOMS = 1 << 14
 """Atoms, with padding, that are predicted at once; a larger measure stands alone."""
@@ -139,25 +140,20 @@ class MeasureRegressor:
         mus, nus = measures("sources", sources), measures("targets", targets)
         _check_pairs(mus, nus, loss)
         values = _numbers(conditions, len(mus))
-        same = mus[0].dim == nus[0].dim
-        self._from, self._to = Scale.of([*mus, *nus] if same else mus), Scale.of(nus)
-        if same:
-            self._to = self._from
-        self._given = None if values is None else Scale.of_rows(values)
-        self.n_features_in_ = mus[0].dim
-        self.n_conditions_ = 0 if values is None else values.shape[1]
+        units = Units.of(mus, nus, values)
         training = Training(loss=loss, optimiser=Optimiser(lr=params.lr), seed=params.seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(params.seed)
-            model = self._network(params, nus[0].dim, same)
+            model = _network(params, units)
             dtype = next(model.parameters()).dtype
+            images = [units.end.standardised(nu) for nu in nus]
             pairs = [
-                (self._input(mu, values, k).to(dtype), self._to.standardised(nu).to(dtype))
-                for k, (mu, nu) in enumerate(zip(mus, nus, strict=True))
+                (units.input(mu, values, k).to("cpu", dtype), image.to("cpu", dtype))
+                for k, (mu, image) in enumerate(zip(mus, images, strict=True))
             ]
             task = Pairs(pairs, loss, atoms=params.atoms)
             result = fit(model, task, steps=params.steps, training=training)
-        self.model_, self.log_ = result.model, result.log
+        self._fitted(units, result.model, result.log)
         return self
 
     @torch.no_grad()
@@ -179,13 +175,13 @@ class MeasureRegressor:
                 f"`new` must be measures in R^{self.n_features_in_} like the sources, got "
                 f"measures in R^{mus[0].dim}."
             )
-        values = self._known_conditions(conditions, len(mus))
+        values, units = self._known_conditions(conditions, len(mus)), self._units
         weight = next(self.model_.parameters())
         found: dict[int, Measure] = {}
         for chunk in _chunks([mu.n for mu in mus]):
-            inputs = [self._input(mus[k], values, k) for k in chunk]
-            batch = Measure.stack(inputs).to(weight.device, weight.dtype)
-            images = self._to.back(self.model_.push(batch).atoms)
+            inputs = [units.input(mus[k], values, k) for k in chunk]
+            batch = Measure.stack([mu.to(weight.device, weight.dtype) for mu in inputs])
+            images = units.end.back(self.model_.push(batch).atoms)
             for k, image in zip(chunk, images, strict=True):
                 mu = mus[k]
                 found[k] = mu.moved(image[: mu.n].to(mu.device, mu.dtype))
@@ -236,8 +232,7 @@ class MeasureRegressor:
         """
         check_path("folder", folder)
         self._check_fitted()
-        scales = {"from": self._from, "to": self._to, "conditions": self._given}
-        files.write(Path(folder), self.model_, self.get_params(), scales, self.log_)
+        files.write(Path(folder), self.model_, self.get_params(), self._units._asdict(), self.log_)
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> MeasureRegressor:
@@ -253,11 +248,7 @@ class MeasureRegressor:
             self._checked_params()
         except (TypeError, ValueError) as error:
             raise ValueError(f"{Path(folder) / files.ABOUT} is damaged: {error}") from None
-        self._from, self._to = kept.scales["from"], kept.scales["to"]
-        self._given = kept.scales["conditions"]
-        self.n_features_in_ = len(self._from.mean)
-        self.n_conditions_ = 0 if self._given is None else len(self._given.mean)
-        self.model_, self.log_ = kept.model, kept.log
+        self._fitted(Units(**kept.scales), kept.model, kept.log)
         return self
 
     def __repr__(self) -> str:
@@ -290,6 +281,12 @@ class MeasureRegressor:
         check_seed(p.seed)
         return p
 
+    def _fitted(self, units: Units, model: Any, log: list[Row]) -> None:
+        """Keep what was learned, or read."""
+        self._units, self.model_, self.log_ = units, model, log
+        self.n_features_in_ = len(units.start.mean)
+        self.n_conditions_ = 0 if units.conditions is None else len(units.conditions.mean)
+
     def _check_fitted(self) -> None:
         if not hasattr(self, "model_"):
             raise NotFittedError(
@@ -307,31 +304,25 @@ class MeasureRegressor:
             )
         return values
 
-    def _network(self, params: SimpleNamespace, out: int, same: bool) -> nn.Module:
-        """The network on standardised points with their conditions."""
-        dim = self.n_features_in_ + self.n_conditions_
-        last = dim if same else out
-        net = Transformer(
-            dim, depth=params.depth, heads=params.heads, width=params.width, out_dim=last,
-            block=Block(norm=PreNorm()),
-        )  # fmt: skip
-        if not same:
-            return net
-        for p in list(net)[-1].parameters():
-            nn.init.zeros_(p)  # no atom moves before training
-        if dim == out:
-            return Residual(net)
-        first = nn.Linear(dim, out, bias=False).requires_grad_(False)
-        nn.init.eye_(first.weight)  # the image without its condition
-        return Compose(Residual(net), Pointwise(first, dim=dim, out_dim=out))
 
-    def _input(self, mu: Measure, values: Tensor | None, k: int) -> Measure:
-        """A source as the network sees it: each atom is followed by the condition."""
-        mu = self._from.standardised(mu)
-        if values is None or self._given is None:
-            return mu
-        given = self._given.into(values[k]).to(mu.device)
-        return mu.push(lambda x: torch.cat([x, given.expand(mu.n, -1)], -1))
+def _network(params: SimpleNamespace, units: Units) -> nn.Module:
+    """The network on standardised points, each followed by the condition."""
+    out, extra = len(units.end.mean), units.conditions
+    dim = len(units.start.mean) + (0 if extra is None else len(extra.mean))
+    same = len(units.start.mean) == out
+    net = Transformer(
+        dim, depth=params.depth, heads=params.heads, width=params.width,
+        out_dim=dim if same else out, block=Block(norm=PreNorm()),
+    )  # fmt: skip
+    if not same:
+        return net
+    for p in list(net)[-1].parameters():
+        nn.init.zeros_(p)  # no atom moves before training
+    if dim == out:
+        return Residual(net)
+    first = nn.Linear(dim, out, bias=False).requires_grad_(False)
+    nn.init.eye_(first.weight)  # the image without its condition
+    return Compose(Residual(net), Pointwise(first, dim=dim, out_dim=out))
 
 
 def measures(name: str, given: Any) -> list[Measure]:

@@ -93,8 +93,8 @@ def read(folder: Path, known: set[str]) -> Kept:
     params, scales, log = (data.get(name) for name in ("params", "scales", "log"))
     if not isinstance(params, dict) or set(params) != known:
         raise ValueError(f"{file} is damaged: its `params` must be {', '.join(sorted(known))}.")
-    if not isinstance(scales, dict) or set(scales) != {"from", "to", "conditions"}:
-        raise ValueError(f"{file} is damaged: its `scales` must be from, to and conditions.")
+    if not isinstance(scales, dict) or set(scales) != {"start", "end", "conditions"}:
+        raise ValueError(f"{file} is damaged: its `scales` must be start, end and conditions.")
     if not isinstance(log, list) or not all(isinstance(row, dict) for row in log):
         raise ValueError(f"{file} is damaged: its `log` must be a list of lines.")
     if not (folder / MODEL).is_file():
@@ -132,7 +132,7 @@ def _scale(file: Path, name: str, data: Any) -> Scale:
 
 def _check_fits(file: Path, model: Any, units: Mapping[str, Scale | None]) -> None:
     """Raise unless the network maps between the spaces of the scales."""
-    start, end, given = (units[name] for name in ("from", "to", "conditions"))
+    start, end, given = (units[name] for name in ("start", "end", "conditions"))
     dim, out = (len(s.mean) if s is not None else 0 for s in (start, end))
     dim += 0 if given is None else len(given.mean)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +61,44 @@ class Scale:
         return x.double() * self.size.to(x.device) + self.mean.to(x.device)
 
     def standardised(self, mu: Measure) -> Measure:
-        """A measure in these units, in float64; what has no mass lies at the mean."""
+        """A measure in these units, in float64, without times; what has no mass is at the mean."""
         live = (mu.log_weights > -torch.inf)[..., None]
         atoms = torch.where(live, self.into(mu.atoms), 0.0)
-        return Measure.unchecked(atoms, mu.log_weights.double(), mu.times)
+        return Measure.unchecked(atoms, mu.log_weights.double())
+
+
+class Units(NamedTuple):
+    """The units of sources, targets and conditions.
+
+    Args:
+        start: of sources.
+        end: of targets.
+        conditions: of conditions, or None without them.
+    """
+
+    start: Scale
+    end: Scale
+    conditions: Scale | None
+
+    @classmethod
+    def of(cls, mus: list[Measure], nus: list[Measure], values: Tensor | None) -> Units:
+        """Those of training data; measures of equal dimension share one scale.
+
+        Args:
+            mus: the sources.
+            nus: the targets.
+            values: a row of numbers for each pair, or None.
+        """
+        given = None if values is None else Scale.of_rows(values)
+        if mus[0].dim != nus[0].dim:
+            return cls(Scale.of(mus), Scale.of(nus), given)
+        both = Scale.of([*mus, *nus])
+        return cls(both, both, given)
+
+    def input(self, mu: Measure, values: Tensor | None, k: int) -> Measure:
+        """A source as the network sees it: each atom is followed by the condition."""
+        mu = self.start.standardised(mu)
+        if values is None or self.conditions is None:
+            return mu
+        given = self.conditions.into(values[k]).to(mu.device)
+        return mu.push(lambda x: torch.cat([x, given.expand(mu.n, -1)], -1))
