@@ -48,7 +48,7 @@ def pairs():
 
 @pytest.fixture(scope="module")
 def fitted(pairs):
-    reg = pf.MeasureRegressor(depth=1, heads=2, width=16, steps=50, lr=0.03)
+    reg = pf.MeasureRegressor(depth=1, heads=2, width=16, steps=30, lr=0.05)
     return reg.fit(*pairs, DOSES)
 
 
@@ -126,7 +126,7 @@ def test_pairs_of_atoms_and_another_space():
     sources = [cloud(n) for n in (10, 14, 12)]
     targets = [mu.push(lambda x: x.sum(-1, keepdim=True)) for mu in sources]
     reg = pf.MeasureRegressor(
-        depth=1, heads=1, width=16, steps=80, lr=0.03, loss=pf.fitting.Paired()
+        depth=1, heads=1, width=16, steps=50, lr=0.03, loss=pf.fitting.Paired()
     ).fit(sources, targets)
     image = reg.predict(sources[:1])[0]
     error = (image.atoms - targets[0].atoms).square().mean() / targets[0].atoms.square().mean()

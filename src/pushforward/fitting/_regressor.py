@@ -71,7 +71,7 @@ class MeasureRegressor:
     Examples:
         >>> sources = [pf.Measure(torch.randn(n, 2)) for n in (20, 30, 25, 15)]
         >>> targets = [mu.push(lambda x: x + dose) for mu, dose in zip(sources, [1, 2, 3, 4])]
-        >>> reg = pf.MeasureRegressor(depth=1, heads=1, width=16, steps=60, lr=0.01)
+        >>> reg = pf.MeasureRegressor(depth=1, heads=1, width=16, steps=30, lr=0.05)
         >>> reg = reg.fit(sources, targets, conditions=[1, 2, 3, 4])
         >>> reg.predict(sources[:1], conditions=[2.5])
         [Measure(20 atoms in R^2, float32, cpu)]
