@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 import torch
 from public_calls import MAPS, MEASURES, RELATIONS
+from public_calls_fitting import REGRESSION
 from public_calls_theory import FLOWS, THEORY
 from test_house import is_abstract, public_objects
 from wrong_values import ACCEPTED, KNOWN, UNREAD, wrong_values
@@ -27,7 +28,7 @@ from pushforward.representation import BlackBoxError
 pytestmark = pytest.mark.unhooked
 
 SOURCE = str(Path(pf.__file__).parent)
-CALLS = {**MEASURES, **MAPS, **RELATIONS, **FLOWS, **THEORY}
+CALLS = {**MEASURES, **MAPS, **RELATIONS, **FLOWS, **THEORY, **REGRESSION}
 
 AUTHORS = {
     "evaluate", "condition", "queries", "keys", "values", "combine_heads",  # in-context maps
@@ -58,6 +59,7 @@ EXCEPTIONS = {
     "Setting.pick": "it gives back one of its arguments, whatever they are",
     "Normaliser.__call__": "the library calls it, with arguments that it has checked",
     "MeasureMap": "a type",
+    "MeasureRegressor.set_params": "it keeps what it is given, and `fit` checks it",
     "Measure.unchecked": "unchecked by its name",
     "Formats.unchecked": "abstract",
     "Formats.cuda": "it needs a GPU",
@@ -88,7 +90,9 @@ def names_of(thing: object) -> Iterator[str]:
     if not inspect.isclass(thing):
         yield thing.__qualname__
         return
-    if issubclass(thing, Enum) or thing.__name__ in EXCEPTIONS and is_interface(thing):
+    if issubclass(thing, Enum | Exception):  # members are given; an error takes its message
+        return
+    if thing.__name__ in EXCEPTIONS and is_interface(thing):
         return
     abstract = is_abstract(thing) or inspect.isabstract(thing)
     if not abstract and takes_arguments(thing):

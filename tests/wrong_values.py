@@ -138,6 +138,10 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "TileScores.from_pairs": {"function": FUNCTION, "x": NANS, "y": NANS},
     "Relation.at": {"log_a": NANS},
     "doubly_stochastic": {"logits": NANS},  # such matrices are flagged
+    # Conditions are numbers of any kind, one for each measure.
+    "MeasureRegressor.fit": {"conditions": ARRAY + COUNTS},
+    "MeasureRegressor.predict": {"conditions": ARRAY + COUNTS},
+    "MeasureRegressor.score": {"conditions": ARRAY + COUNTS},
     # Only the weights of a measure are used, in the dtype of the relation.
     "Conditional.from_matrix": {"matrix": DTYPE, "nu": DTYPE},
     "Conditional.project": {"mu": DTYPE, "nu": DTYPE},

@@ -26,7 +26,7 @@ from .distances import (
     sliced_wasserstein,
     wasserstein,
 )
-from .fitting import fit
+from .fitting import MeasureRegressor, fit
 from .flows import RK4, Dopri5, Euler, Flow, Path, Sphere, Torus, fields, flow
 from .maps import (
     MLP,
@@ -52,7 +52,8 @@ from .sinkhorn import doubly_stochastic
 __all__ = [
     "RK4", "Affinity", "Attention", "Block", "Causal", "Compose", "Conditional", "Coupling",
     "Dopri5", "Dot", "Dropout", "Encoded", "Euler", "Flow", "InContextMap", "MLP", "Matrix",
-    "Measure", "MeasureMap", "Normaliser", "Pairs", "Path", "Pointwise", "Pool", "PostNorm",
+    "Measure", "MeasureMap", "MeasureRegressor", "Normaliser", "Pairs", "Path", "Pointwise",
+    "Pool", "PostNorm",
     "PreNorm", "Relation", "Residual", "Sinkhorn", "Softmax", "Sphere", "SquaredDistance",
     "Torus", "Transformer", "audit", "characterise", "collate", "doubly_stochastic",
     "energy_distance", "fields", "fit", "flow", "from_sequence_model", "mmd", "realise", "recover",

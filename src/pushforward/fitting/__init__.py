@@ -1,6 +1,7 @@
 """Learning maps between measures from pairs or from a simulator [A, Cor. 1]."""
 
 from ._fit import Fit, TrainingError, fit
+from ._regressor import MeasureRegressor, NotFittedError
 from ._training import Evaluation, Optimiser, Training
 from .judging import (
     Attack,
@@ -33,8 +34,9 @@ from .problems import (
 )
 
 __all__ = [
-    "MMD", "Attack", "Batches", "Box", "EnergyDistance", "Evaluation", "Fit", "Law", "Loss",
-    "Mixtures", "OneOf", "Optimiser", "Paired", "Pairs", "Pool", "Report", "Resampled", "Score",
-    "Scores", "Simulation", "SinkhornDivergence", "Supremum", "Task", "Training", "TrainingError",
-    "Wasserstein", "WorstCase", "attack", "evaluate", "fit", "report",
+    "Attack", "Batches", "Box", "EnergyDistance", "Evaluation", "Fit", "Law", "Loss", "MMD",
+    "MeasureRegressor", "Mixtures", "NotFittedError", "OneOf", "Optimiser", "Paired", "Pairs",
+    "Pool", "Report", "Resampled", "Score", "Scores", "Simulation", "SinkhornDivergence",
+    "Supremum", "Task", "Training", "TrainingError", "Wasserstein", "WorstCase", "attack",
+    "evaluate", "fit", "report",
 ]  # fmt: skip

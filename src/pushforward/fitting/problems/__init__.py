@@ -2,10 +2,11 @@
 
 from ._laws import LARGEST_LOG, Box, Law, Mixtures, OneOf, Resampled, as_law, centred
 from ._losses import MMD, EnergyDistance, Loss, Paired, SinkhornDivergence, Wasserstein
+from ._scale import Scale, Units
 from ._tasks import Batches, Example, Pairs, Simulation, Task, pushed
 
 __all__ = [
-    "LARGEST_LOG", "MMD", "Batches", "Box", "EnergyDistance", "Example", "Law", "Loss",
-    "Mixtures", "OneOf", "Paired", "Pairs", "Resampled", "Simulation", "SinkhornDivergence",
-    "Task", "Wasserstein", "as_law", "centred", "pushed",
+    "Batches", "Box", "EnergyDistance", "Example", "LARGEST_LOG", "Law", "Loss", "MMD", "Mixtures",
+    "OneOf", "Paired", "Pairs", "Resampled", "Scale", "Simulation", "SinkhornDivergence", "Task",
+    "Units", "Wasserstein", "as_law", "centred", "pushed",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..._tools.checks import check_number, check_range
 from ...distances import energy_distance, mmd, sinkhorn_divergence, wasserstein
+from ...maps import storable
 from ...measures import Measure
 from ...relations import Sinkhorn
 
@@ -118,3 +119,7 @@ class MMD(Loss):
 
     def between(self, image: Measure, target: Measure) -> PerMeasure:
         return mmd(image.normalise(), target.normalise(), bandwidth=self.bandwidth).square()
+
+
+for _cls in (MMD, EnergyDistance, Paired, SinkhornDivergence, Wasserstein):
+    storable(_cls)

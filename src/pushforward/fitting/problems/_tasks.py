@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..._tools.checks import check_callable, check_kind, check_sizes
+from ..._tools.checks import check_callable, check_kind, check_optional_sizes, check_sizes
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap, check_measures, collate
 from ._laws import Law, as_law
@@ -141,12 +142,20 @@ class Pairs(Task):
         pairs: pairs `(source, target)` by their index, such as a list or a `Dataset`.
         loss: `SinkhornDivergence()` by default.
         batch_size: pairs in a step.
+        atoms: the most atoms of a measure in a step; larger ones are thinned out anew each time.
+            By default all atoms are used.
     """
 
     def __init__(
-        self, pairs: Sequence[Any], loss: Loss | None = None, batch_size: int = 16
+        self,
+        pairs: Sequence[Any],
+        loss: Loss | None = None,
+        batch_size: int = 16,
+        atoms: int | None = None,
     ) -> None:
         check_sizes(batch_size=batch_size)
+        check_optional_sizes(atoms=atoms)
+        self.atoms = atoms
         self.pairs, self.loss = pairs, SinkhornDivergence() if loss is None else loss
         check_kind("loss", self.loss, Loss, "For example `pf.fitting.SinkhornDivergence()`.")
         self.batch_size = min(batch_size, _length(pairs))
@@ -179,8 +188,18 @@ class Pairs(Task):
         order = torch.Generator().manual_seed(index // per_round)
         start = index % per_round * self.batch_size
         chosen = torch.randperm(len(self.pairs), generator=order)[start : start + self.batch_size]
-        source, target = collate([tuple(self.example(int(k))) for k in chosen])
+        examples = [self._thinned(self.example(int(k)), generator) for k in chosen]
+        source, target = collate([tuple(example) for example in examples])
         return Example(source.to(generator.device), target.to(generator.device))
+
+    def _thinned(self, example: Example, generator: torch.Generator) -> Example:
+        """The pair with at most `atoms` atoms each; paired atoms stay together."""
+        if self.atoms is None:
+            return example
+        source, target = example
+        kept = some(source, self.atoms, generator)
+        other = kept if self.loss.paired else some(target, self.atoms, generator)
+        return Example(taken(source, kept), taken(target, other))
 
     def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
         """The loss of each pair."""
@@ -191,8 +210,35 @@ class Pairs(Task):
         source, target = self.example(0)
         return {
             "pairs": len(self.pairs), "from": source.dim, "to": target.dim,
-            "loss": repr(self.loss), "batch_size": self.batch_size,
+            "loss": repr(self.loss), "batch_size": self.batch_size, "atoms": self.atoms,
         }  # fmt: skip
+
+
+def some(mu: Measure, most: int, generator: torch.Generator) -> Tensor | None:
+    r"""Indices of `most` random atoms that stand for a measure, or None if it has no more.
+
+    Systematic sampling: the atoms are put into a random order, and $m$ equidistant levels with a
+    random offset are sent through the inverse of their cumulative weights. Atom $i$ of weight
+    $a_i$ is taken $ma_i$ times on average, and never more or less than this number rounded.
+    """
+    if mu.n <= most:
+        return None
+    where = generator.device
+    order = torch.randperm(mu.n, generator=generator, device=where).to(mu.device)
+    offset = torch.rand((), generator=generator, device=where, dtype=torch.float64)
+    levels = (torch.arange(most, device=mu.device) + offset.to(mu.device)) / most
+    share = mu.log_weights.double().softmax(-1)[order].cumsum(-1)
+    below_one = levels.clamp(max=1 - 2**-53)  # a level of 1 lies above all atoms
+    return order[torch.searchsorted(share / share[-1], below_one, right=True)]
+
+
+def taken(mu: Measure, kept: Tensor | None) -> Measure:
+    """The atoms of `kept` with equal weights and the mass of all, or the measure itself."""
+    if kept is None:
+        return mu
+    logs = (mu.log_weights.logsumexp(-1) - math.log(len(kept))).expand(len(kept))
+    times = None if mu.times is None else mu.times[kept]
+    return Measure.unchecked(mu.atoms[kept], logs, times)
 
 
 def pushed(model: nn.Module, mu: Measure) -> Measure:
