@@ -36,6 +36,7 @@ from .._composition import Compose
 from .._layers import MLP, Dropout, Pointwise, Residual
 from .._pooling import AttentionPool, Pool
 from .._transformer import Block, PostNorm, PreNorm, Transformer
+from ..models import LearnedRule, NoiseSource, Reweighted
 
 C = TypeVar("C", bound=type)
 
@@ -208,6 +209,7 @@ def check_model(model: object) -> None:
 for _cls in (
     Attention, Block, Causal, Compose, Dropout, PostNorm, PreNorm, Residual, Pointwise, Pool,
     Dot, SquaredDistance, Softmax, Sinkhorn, Sigmoid, DualSoftmax, Exponential, Bilinear, Hardmax,
+    LearnedRule, NoiseSource, Reweighted,
     nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.LeakyReLU,
 ):  # fmt: skip
     storable(_cls)
