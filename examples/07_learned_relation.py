@@ -14,13 +14,25 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from rich.progress import track
 
 import pushforward as pf
+from pushforward import fitting
 
 plt.style.use(Path(__file__).with_name("style.mplstyle"))
 torch.manual_seed(0)
 steps = 40 if "--small" in sys.argv else 350
+
+
+class Clouds(fitting.Law):
+    """Clouds at random places, of random sizes and weights."""
+
+    dim = 2
+
+    def draw(self, count, n, generator):
+        normal = lambda *shape: torch.randn(*shape, generator=generator)
+        uniform = lambda *shape: torch.rand(*shape, generator=generator)
+        place, size = 2 * normal(count, 1, 2), 0.5 + uniform(count, 1, 1)
+        return pf.Measure(place + size * normal(count, n, 2), uniform(count, n) + 0.2).normalise()
 
 
 def eccentricity(mu, x):
@@ -34,41 +46,25 @@ def rule(mu, nu):
     return pf.relate(mu, nu, affinity=near, normaliser=pf.Sinkhorn())
 
 
+def report(when, model):
+    """The errors at several sizes, in W1."""
+    for score in fitting.evaluate_rule(model, task, sizes=[4, 12, 40]):
+        figures = f"W1 error {score.mean:.3f}, worst of {score.pairs} pairs {score.worst:.3f}"
+        print(f"{when:9s} {score.n:2d} points: {figures}")
+    with torch.no_grad():
+        return model(*shown).matrix()
+
+
+law = Clouds()
+task = fitting.Relating(rule, law, batches=fitting.Batches((8, 24), 768))
+shown = [law(60, torch.Generator().manual_seed(k)) for k in (1, 2)]
+
 sizes = dict(depth=2, heads=2, hidden=64, width=32, out_dim=8, block=pf.Block(head_dim=16))
 q, k = pf.Transformer(2, **sizes), pf.Transformer(2, **sizes)
-options = dict(affinity=pf.Encoded(q, k), normaliser=pf.Sinkhorn(steps=10))
-learned = lambda mu, nu: pf.relate(mu, nu, **options)
-
-
-def draw(n, batch=()):
-    """Clouds at random places, of random sizes and weights."""
-    place, size = 2 * torch.randn(*batch, 1, 2), 0.5 + torch.rand(*batch, 1, 1)
-    return pf.Measure(place + size * torch.randn(*batch, n, 2), torch.rand(*batch, n) + 0.2)
-
-
-held_out = {n: [(draw(n), draw(n + 3)) for _ in range(8)] for n in (4, 12, 40)}
-shown = draw(60), draw(60)
-
-
-@torch.no_grad()
-def report(when):
-    for n, pairs in held_out.items():
-        gaps = [pf.approximation.relation_distance(learned(*p), rule(*p), *p) for p in pairs]
-        error = max(gaps).item()
-        print(f"{when:9s} {n:2d} and {n + 3:2d} points: W1 error {error:.3f}, worst of 8 pairs")
-    return learned(*shown).matrix()
-
-
-before = report("untrained")
-optimiser = torch.optim.Adam([*q.parameters(), *k.parameters()], 2e-3)
-for _ in track(range(steps), description="training on clouds of 8 to 24 points"):
-    mu, nu = (draw(int(n), (32,)) for n in torch.randint(8, 25, (2,)))
-    target = rule(mu, nu).matrix()
-    loss = -(target * (learned(mu, nu).matrix() + 1e-12).log()).sum((-1, -2)).mean()
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-after = report("trained")
+model = pf.maps.LearnedRule(q, k, normaliser=pf.Sinkhorn(steps=10))
+before = report("untrained", model)
+result = pf.fit(model, task, steps=steps)
+after = report("trained", result.model)
 
 figure, axes = plt.subplots(1, 3)
 rows, columns = (eccentricity(m, m.atoms)[:, 0].argsort() for m in shown)

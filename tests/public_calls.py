@@ -39,6 +39,7 @@ FOLDER = Path(SCRATCH.name)
 MU.save(FOLDER / "measure.safetensors")
 maps.save(torch.nn.Linear(2, 2), FOLDER / "model.safetensors")
 GAMMA, MODEL = pf.Attention(2).double(), pf.Transformer(2, depth=1).double()
+DENSITY = pf.MLP(2, 3, out_dim=1).double()
 CAUSAL = pf.Attention(2, mask=pf.Causal()).double()
 ONCE, TWICE = pf.relate(MU, NU), pf.relate(MU, NU, normaliser=pf.Sinkhorn(steps=2))
 HEADS = pf.Attention(2, heads=2).double().relation(MU)
@@ -146,6 +147,17 @@ MAPS = {
     "storable": (maps.storable, {"cls": Stored, "arguments": lambda layer: {}}),
     "AttentionPool": (maps.AttentionPool, {"gamma": GAMMA, "queries": 2, "features": GAMMA}),
     "AttentionPool.forward": (maps.AttentionPool(GAMMA).double(), {"mu": MU}),
+    "NoiseSource": (maps.NoiseSource, {"gamma": GAMMA, "points": 3, "seed": 0}),
+    "NoiseSource.push": (maps.NoiseSource(GAMMA).double().push, {"mu": MU}),
+    "NoiseSource.forward": (maps.NoiseSource(GAMMA).double(), {"mu": MU}),
+    "Reweighted": (maps.Reweighted, {"gamma": GAMMA, "density": DENSITY, "births": False}),
+    "Reweighted.push": (maps.Reweighted(GAMMA, DENSITY).push, {"mu": MU}),
+    "Reweighted.forward": (maps.Reweighted(GAMMA, DENSITY), {"mu": MU}),
+    "LearnedRule": (
+        maps.LearnedRule,
+        {"q": GAMMA, "k": GAMMA, "affinity": pf.Dot(), "normaliser": pf.Softmax()},
+    ),
+    "LearnedRule.forward": (maps.LearnedRule(GAMMA, GAMMA), {"mu": MU, "nu": NU}),
     "PreNorm": (pf.PreNorm, {"eps": 1e-5}),
     "PostNorm": (pf.PostNorm, {"eps": 1e-5}),
     "from_sequence_model": (pf.from_sequence_model, {"model": torch.sin}),

@@ -266,6 +266,22 @@ THEORY = {
         statements.page,
         {"record": statements.as_dict(RESULTS, quick=True, seed=0, defects=False, seconds=0.1)},
     ),
+    "obstructions": (fitting.obstructions, {"pairs": [(MU, MU)]}),
+    "WithMass": (fitting.WithMass, {"loss": fitting.EnergyDistance()}),
+    "Relating": (
+        fitting.Relating,
+        {
+            "rule": pf.relate, "queries": fitting.Mixtures(2), "keys": fitting.Box(2),
+            "batches": fitting.Batches(),
+        },
+    ),
+    "evaluate_rule": (
+        fitting.evaluate_rule,
+        {
+            "model": pf.relate, "task": fitting.Relating(pf.relate, fitting.Mixtures(1)),
+            "sizes": [3], "pairs": 2, "seed": 0,
+        },
+    ),
     **{
         name: (getattr(zoo, name), {"mu": MU})
         for name in (

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .._tools.checks import check_kind, check_sizes
 from .._tools.output import bar
+from .._tools.warn import warn
 from ..maps import InContextMap
 from ..maps.saving import describe
 from ..measures import MeasureMap
@@ -24,7 +25,7 @@ from . import _checkpoint as checkpoint
 from ._checkpoint import Row, State
 from ._training import Evaluation, Optimiser, Training
 from .judging import Climbers, displaced, examples, held_out_seed
-from .problems import Law, Pairs, Simulation, Task, as_law, pushed
+from .problems import Law, Obstructions, Pairs, Simulation, Task, as_law, inspect, pushed
 
 MATRIX = 16
 """Rows and columns from which on Muon moves a matrix."""
@@ -43,12 +44,15 @@ class Fit:
         log: a line for each evaluation: step, loss, errors, learning rate, seconds.
         steps: steps that were taken.
         folder: where the run is kept, or None.
+        obstructions: what a push-forward cannot do with these data; None if the model is none, or
+            the target is an in-context map.
     """
 
     model: Any
     log: list[Row] = field(repr=False)
     steps: int
     folder: Path | None = None
+    obstructions: Obstructions | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         """The last line of the log."""
@@ -198,6 +202,7 @@ class _Loop:
         loss, since = torch.zeros((), device=self.device), 0
         first_bad = torch.full((), -1, device=self.device)
         show = None if self.accelerator.is_main_process else False
+        found = self._inspected()
         with bar("fit", self.steps, show) as tick, _writer(self.folder) as write:
             while self.step < self.steps and not self._stale():
                 now = self._one_step()
@@ -218,7 +223,14 @@ class _Loop:
                     write(row)
                     self._keep()
                 tick(self.step, f"fit, loss {self.log[-1]['loss']:.2e}" if self.log else None)
-        return Fit(self.average, self.log, self.step, self.folder)
+        return Fit(self.average, self.log, self.step, self.folder, found)
+
+    def _inspected(self) -> Obstructions | None:
+        """What no push-forward can do, with a warning if the model is one."""
+        found = inspect(self.task, self.average, self._seeded(-1))
+        if found is not None and found.serious and self.accelerator.is_main_process:
+            warn(f"{found} {found.remedies}")
+        return found
 
     def _one_step(self) -> Tensor:
         """One step of the optimiser; the loss of its batch, still on the device."""

@@ -4,8 +4,10 @@ from ._attack import Attack, Supremum, WorstCase, attack
 from ._evaluate import Score, Scores, device_of, displaced, evaluate, examples, held_out_seed
 from ._pool import Climbers, Pool
 from ._report import Report, report
+from ._rules import RuleScore, evaluate_rule
 
 __all__ = [
-    "Attack", "Climbers", "Pool", "Report", "Score", "Scores", "Supremum", "WorstCase", "attack",
-    "device_of", "displaced", "evaluate", "examples", "held_out_seed", "report",
+    "Attack", "Climbers", "Pool", "Report", "RuleScore", "Score", "Scores", "Supremum",
+    "WorstCase", "attack", "device_of", "displaced", "evaluate", "evaluate_rule", "examples",
+    "held_out_seed", "report",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from ..._tools.checks import check_number, check_range
+from ..._tools.checks import check_kind, check_number, check_range
 from ...distances import energy_distance, mmd, sinkhorn_divergence, wasserstein
 from ...maps import storable
 from ...measures import Measure
@@ -53,6 +53,12 @@ class Paired(Loss):
     paired = True
 
     def between(self, image: Measure, target: Measure) -> PerMeasure:
+        if image.atoms.shape != target.atoms.shape:
+            raise ValueError(
+                "`Paired` compares atoms one by one, got images of shape "
+                f"{tuple(image.atoms.shape)} and targets of shape {tuple(target.atoms.shape)}. "
+                "Use another loss, such as `pf.fitting.SinkhornDivergence()`."
+            )
         gaps = (image.atoms - target.atoms).square().sum(-1)
         return target.normalise().integrate(gaps.to(target.log_weights.dtype))
 
@@ -121,5 +127,31 @@ class MMD(Loss):
         return mmd(image.normalise(), target.normalise(), bandwidth=self.bandwidth).square()
 
 
-for _cls in (MMD, EnergyDistance, Paired, SinkhornDivergence, Wasserstein):
+@dataclass(frozen=True)
+class WithMass(Loss):
+    r"""A loss of the normalised measures, plus the difference of the total masses.
+
+    With `Wasserstein()` it is the distance $|c_1-c_2|+W_1(\mu_1,\mu_2)$ of $c_1\mu_1$ and
+    $c_2\mu_2$. All other losses compare normalised measures, and births and deaths are invisible
+    to them.
+
+    Args:
+        loss: compares the normalised measures.
+
+    Examples:
+        >>> a, b = pf.Measure(torch.zeros(1, 1), [2.0]), pf.Measure(torch.ones(1, 1), [3.0])
+        >>> pf.fitting.WithMass(pf.fitting.Wasserstein()).between(a, b)
+        tensor(2.)
+    """
+
+    loss: Loss
+
+    def __post_init__(self) -> None:
+        check_kind("loss", self.loss, Loss, "For example `pf.fitting.EnergyDistance()`.")
+
+    def between(self, image: Measure, target: Measure) -> PerMeasure:
+        return self.loss.between(image, target) + (image.mass - target.mass).abs()
+
+
+for _cls in (MMD, EnergyDistance, Paired, SinkhornDivergence, Wasserstein, WithMass):
     storable(_cls)

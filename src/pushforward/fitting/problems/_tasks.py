@@ -130,7 +130,7 @@ class Simulation(Task):
     def describe(self) -> dict[str, Any]:
         """The words of target, law, loss and sizes."""
         return {
-            "target": _words(self.target), "law": _words(self.law), "loss": repr(self.loss),
+            "target": words(self.target), "law": words(self.law), "loss": repr(self.loss),
             "batches": repr(self.batches),
         }  # fmt: skip
 
@@ -258,7 +258,7 @@ def _length(pairs: Sequence[Any]) -> int:
     return len(pairs)
 
 
-def _words(thing: object) -> str:
+def words(thing: object) -> str:
     """How an object shows itself, without the address of a function."""
     text = repr(thing)
     return text if " at 0x" not in text else type(thing).__name__
