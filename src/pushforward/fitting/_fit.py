@@ -23,6 +23,7 @@ from ..maps.saving import describe
 from ..measures import MeasureMap
 from . import _checkpoint as checkpoint
 from ._checkpoint import Row, State
+from ._muon import Muon
 from ._training import Evaluation, Optimiser, Training
 from .judging import Climbers, displaced, examples, held_out_seed
 from .problems import Law, Obstructions, Pairs, Simulation, Task, as_law, inspect, pushed
@@ -161,6 +162,8 @@ class _Loop:
     def __init__(self, model: nn.Module, task: Task, steps: int, training: Training) -> None:
         self.accelerator = _accelerator()
         self.device = self.accelerator.device
+        if isinstance(task, Simulation):
+            task = task.on(self.device)
         self.task, self.steps, self.training = task, steps, training
         self.model = model.to(self.device).train()
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -370,12 +373,7 @@ def _optimisers(parameters: list[nn.Parameter], rule: Optimiser) -> list[torch.o
     if any(group["params"] for group in groups):
         made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=rule.lr))
     if inside and rule.matrix_lr is not None:
-        # The step has the size that AdamW's would have, so that learning rates compare.
-        made.append(
-            torch.optim.Muon(
-                inside, lr=rule.matrix_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
-            )
-        )
+        made.append(Muon(inside, rule.matrix_lr))
     for group in (group for method in made for group in method.param_groups):
         group["initial_lr"] = group["lr"]
     return made

@@ -32,7 +32,7 @@ from ._evaluate import held_out_seed, listed_sizes, plain
 ATOM_RATE, LOG_RATE = 0.008, 0.02
 """The rates of Adam: of atoms, as a share of the radius, and of log-weights."""
 
-PAIRS = 1 << 18
+PAIRS = 1 << 20
 """Pairs of atoms of the measures that climb at once; a flow keeps many numbers for each."""
 
 TYPICAL, DRAWS, BATCH = 64, 256, 16
@@ -206,8 +206,9 @@ def attack(
     check_kind("model", model, nn.Module, "For example a `pf.Transformer`.")
     check_seed(seed)
     check_flags(progress=progress)
-    task = Simulation(target, as_law(law))
     like = _numbers(model, target)
+    task = Simulation(target, as_law(law)).on(like.device)
+    target = task.target
     given = [] if starts is None else _given(starts, task.law.dim, effort, like)
     paired = task.in_context and isinstance(model, InContextMap)
     twice = replace(effort, starts=2 * effort.starts, steps=2 * effort.steps, doubled=False)

@@ -123,8 +123,8 @@ def evaluate(
     check_whole("exact", exact, 0)
     check_seed(seed)
     check_flags(progress=progress)
-    task = Simulation(target, as_law(law))
     where = device_of(model)
+    task = Simulation(target, as_law(law)).on(where)
     rows = []
     with bar("evaluate", measures * len(sizes), progress) as tick, torch.no_grad():
         for k, n in enumerate(sizes):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import Any, NamedTuple
 
@@ -112,6 +114,19 @@ class Simulation(Task):
     def batch(self, generator: torch.Generator, index: int) -> Example:
         """New measures, and their images under the target."""
         return self.solved(self.batches.draw(self.law, generator, index))
+
+    def on(self, device: torch.device) -> Simulation:
+        """The same with the target on a device: a copy of it, if it is elsewhere.
+
+        Args:
+            device: where measures are drawn.
+        """
+        target = self.target
+        if isinstance(target, nn.Module):
+            tensors = chain(target.parameters(), target.buffers())
+            if any(t.device != torch.empty(0, device=device).device for t in tensors):
+                target = copy.deepcopy(target).to(device)
+        return Simulation(target, self.law, self.loss, self.batches)  # type: ignore[arg-type]
 
     def solved(self, mu: Measure) -> Example:
         """Measures with their images under the target."""

@@ -1,0 +1,184 @@
+"""Corollary 1 on a GPU: means at up to 16,384 atoms, and the supremum under attack.
+
+    python benchmarks/corollary_gpu.py gpu/softmax          # one row, or names with *
+    python benchmarks/corollary_gpu.py --transfer           # attacks from the worst of the other
+    python benchmarks/corollary_gpu.py --page               # corollary_gpu.json, page
+
+Rows `gpu` learn from random measures alone. Rows `adversary` also learn from the whole box, and
+from a pool of measures that climb the error while the network descends it. All are attacked: 128
+starts, half of them from the law and half from the box, 300 steps, 2, 8 and 32 atoms, three seeds
+that training does not use, then once more with twice the starts and steps.
+
+Each row has a folder under out/corollary, where a run that was interrupted goes on.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+from corollary import LAWS, OUT, PAGE, share, standard, targets
+from run import table, where
+
+import pushforward as pf
+from pushforward.fitting import (
+    Attack,
+    Batches,
+    Box,
+    Evaluation,
+    Mixtures,
+    OneOf,
+    Pool as Adversary,
+    Training,
+    attack,
+    evaluate,
+)
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
+SIZES = (16, 64, 256, 1024, 4096, 16384)
+MEASURES, EXACT = 32, 4
+STEPS = {"gpu": 10_000, "adversary": 16_000}
+WIDTH = {"gpu": 128, "adversary": 192}
+DEPTH, SEED = 6, 0
+EFFORT = Attack(doubled=True)
+
+
+def rows():
+    """The names of all rows."""
+    kinds = {"gpu": targets(), "adversary": ("cucker_smale", "softmax")}
+    return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
+
+
+def trained(name):
+    """The network of a row, after all its steps, and the log."""
+    kind, target = name.split("/")
+    dim, flow = targets()[target]
+    torch.manual_seed(SEED)
+    model = standard(dim, width=WIDTH[kind], depth=DEPTH)
+    hard = kind == "adversary"
+    training = Training(
+        batches=Batches(atoms=4096),
+        adversary=Adversary(count=2048, atoms=4096) if hard else None,
+        evaluation=Evaluation(every=500, sizes=(16, 128), measures=16),
+        seed=SEED,
+    )
+    law = OneOf(Mixtures(dim), Box(dim)) if hard else Mixtures(dim)
+    folder = OUT / name
+    kept = {"resume": folder} if (folder / "state.safetensors").exists() else {"out": folder}
+    fitted = pf.fit(model, target=flow, law=law, steps=STEPS[kind], training=training, **kept)
+    return fitted.model, fitted.log
+
+
+def run(name):
+    """Train, judge and attack; each is written before the next begins."""
+    kind, target = name.split("/")
+    dim, flow = targets()[target]
+    model, log = trained(name)
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    result = OUT / name / "row.json"
+    row = json.loads(result.read_text()) if result.exists() else {
+        "row": name, "target": target, "steps": STEPS[kind], "width": WIDTH[kind], "depth": DEPTH,
+        "parameters": sum(p.numel() for p in model.parameters()), "log": log,
+        "seconds": log[-1]["seconds"], "machine": f"{machine}. {where()}", "scores": {},
+    }  # fmt: skip
+    for words, unequal in LAWS.items():
+        if words not in row["scores"]:
+            law = Mixtures(dim, unequal=unequal)
+            options = dict(sizes=SIZES, measures=MEASURES, exact=EXACT, seed=1)
+            scores = evaluate(model, flow, law, **options)
+            print(f"{name}, {words} weights, {row['seconds']:.0f} s\n{scores}", flush=True)
+            row["scores"][words] = [vars(score) for score in scores.rows]
+            write(result, row)
+    if "attack" not in row:
+        begin = time.perf_counter()
+        found = attack(model, flow, Mixtures(dim), EFFORT, seed=1)
+        row["attack"] = found.to_dict() | {"seconds": time.perf_counter() - begin}
+        print(f"{name}, {row['attack']['seconds']:.0f} s of attack\n{found}", flush=True)
+        write(result, row)
+
+
+def transfer():
+    """Each network under attack from the worst measures of the other one for the same target."""
+    found = finished()
+    for name, row in found.items():
+        kind, target = name.split("/")
+        other = {"gpu": "adversary", "adversary": "gpu"}[kind] + f"/{target}"
+        if other not in found or "attack" not in found[other] or "transfer" in row:
+            continue
+        dim, flow = targets()[target]
+        where_to = "cuda" if torch.cuda.is_available() else "cpu"
+        model = pf.maps.load(OUT / name / "model.safetensors").to(where_to)
+        starts = [
+            pf.Measure(torch.tensor(m["atoms"]), torch.tensor(m["weights"]))
+            for m in (r["measure"] for r in found[other]["attack"]["rows"])
+        ]
+        few = replace(EFFORT, starts=2, seeds=1, doubled=False)
+        row["transfer"] = attack(model, flow, Mixtures(dim), few, starts=starts, seed=2).worst
+        print(f"{name} from the worst measures of {other}: {share(row['transfer'])}", flush=True)
+        write(OUT / name / "row.json", row)
+
+
+def write(file, data):
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(data))
+    part.replace(file)
+
+
+def finished():
+    """The rows that were run, in order."""
+    files = {name: OUT / name / "row.json" for name in rows()}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def page():
+    """Write the results and their tables."""
+    found = finished()
+    (HERE / "corollary_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+    head, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n{tables(found)}{END}{rest.split(END)[1]}")
+
+
+def tables(found):
+    """Markdown: means by number of atoms, then the attacks."""
+    lines, cells = [next(iter(found.values()))["machine"], ""], []
+    for name, row in found.items():
+        for words in LAWS:
+            means = [
+                f"{share(s['mean'])} ± {share(s['standard_error'])}" for s in row["scores"][words]
+            ]
+            cells.append([name, words, f"{row['seconds']:.0f}", *means])
+    header = ["row", "weights", "seconds", *(f"{n:,} atoms" for n in SIZES)]
+    lines += [table(header, cells), ""]
+    cells = []
+    for name, row in found.items():
+        if "attack" not in row:
+            continue
+        draws = max(s["worst"] for words in LAWS for s in row["scores"][words])
+        worst = [f"{share(r['found'])} ({r['gain']:+.0%})" for r in row["attack"]["rows"]]
+        cells.append([name, share(draws), *worst, share(row.get("transfer"))])
+    header = ["row", "worst draw", *(f"attack, {n} atoms" for n in EFFORT.sizes), "transfer"]
+    return "\n".join([*lines, table(header, cells), ""])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", default=["*"], help="names or patterns of rows")
+    parser.add_argument("--transfer", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.page:
+        return page()
+    if options.transfer:
+        return transfer()
+    for name in rows():
+        if any(fnmatch(name, pattern) for pattern in options.rows):
+            run(name)
+
+
+if __name__ == "__main__":
+    main()
