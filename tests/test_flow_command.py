@@ -81,7 +81,7 @@ def test_what_is_in_a_folder_is_kept(tmp_path, write, capsys):
     assert run() == 2 and "--resume" in capsys.readouterr().err
     file.write_text(SMALL.replace("points: 20", "points: 21"))
     assert run("--resume") == 2
-    assert "line 1: `initial` is not that of the run" in capsys.readouterr().err
+    assert "line 1: `initial.points` is not that of the run" in capsys.readouterr().err
     assert {f.name: f.read_bytes() for f in (out / "flow").iterdir()} == first
     file.write_text(SMALL.replace("[energy, clusters, mean]", "[order]"))  # looks may change
     assert run("--resume") == 0

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from ._audit import audit
+from ._fit import fit
 from ._flow import flow
 from ._relate import relate
 from ._shared import INTERRUPTED, UNTRIED, USAGE, open_screen
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(verify)
 app.command()(audit)
 app.command()(flow)
+app.command()(fit)
 app.command()(relate)
 app.command()(tour)
 

@@ -16,14 +16,15 @@ from rich.table import Table
 from .. import flows
 from .._tools.output import atomic_file
 from ._shared import INTERRUPTED, QUIET, Screen, current_screen
+from .configuring import same_run
 from .running import (
+    LOOKS,
     PAGE,
     Configuration,
     Run,
-    begin_folder,
+    begin_flow,
     build,
     read_configuration,
-    same_run,
     write_results,
 )
 
@@ -57,9 +58,9 @@ def flow(
     screen = current_screen()
     found, document = read_configuration(configuration)
     run = build(found, document)
-    folder = begin_folder(out, document, force, resume)
+    folder = begin_flow(out, document, force, resume)
     if resume:
-        same_run(out, found, document)
+        same_run(out, found, document, LOOKS)
     begin = time.perf_counter()
     try:
         path = _solved(run, folder, screen)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,23 @@ class Tick(Protocol):
 
     def __call__(self, done: int, label: str | None = None) -> None:
         """Show how much is done, perhaps with another label."""
+
+
+_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silent(quiet: bool) -> Iterator[None]:
+    """No progress bars in the block, but those that are asked for by `show=True`.
+
+    Args:
+        quiet: whether this is so; if not, nothing changes.
+    """
+    token = _SILENT.set(quiet or _SILENT.get())
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)
 
 
 @contextmanager
@@ -30,7 +48,7 @@ def bar(what: str, total: int, show: bool | None) -> Iterator[Tick]:
         show: whether to show it; by default at a terminal, if rich is installed.
     """
     if show is None:
-        show = sys.stderr.isatty() and find_spec("rich") is not None
+        show = not _SILENT.get() and sys.stderr.isatty() and find_spec("rich") is not None
     if not show:
         yield lambda done, label=None: None
         return

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ... import flows, relations
-from ...affinities import Dot, SquaredDistance
-from ...flows import Dopri5, Flow, Manifold, Path, Solver, Sphere, Torus, fields
-from ...maps import InContextMap
+from ...flows import Flow, Path, Sphere, fields
 from ...measures import Measure
+from ..configuring import Document, field_of, solver_of
 from ..reading import read_masses, read_rows
 from . import _schema as schema
-from ._yaml import Document
 
 LARGEST = 10**8
 """Coordinates that an initial measure may have."""
@@ -83,7 +79,7 @@ def build(found: schema.Configuration, document: Document) -> Run:
     with document.blamed("initial"):
         mu = _initial(found.initial, document, dtype)
     with document.blamed("field"):
-        field = _field(found.field, mu.dim, dtype)
+        field = field_of(found.field, mu.dim, dtype)
     with document.blamed("initial"):
         manifold = fields.manifold_of(field)
         if found.initial.project:
@@ -98,7 +94,7 @@ def build(found: schema.Configuration, document: Document) -> Run:
     if found.t0 == found.t1:
         raise document.error(["t1"], f"`t1` must differ from `t0`, got {found.t1:g} for both.")
     with document.blamed("solver"):
-        solver = _solver(found.solver)
+        solver = solver_of(found.solver)
         flow = Flow(field, t0=found.t0, t1=found.t1, solver=solver)
     with document.blamed("save"):
         solver.grid(found.t0, found.t1, found.save)
@@ -164,80 +160,3 @@ def _corner(given: float | list[float], dim: int, dtype: torch.dtype) -> Tensor:
     if isinstance(given, list) and len(given) != dim:
         raise ValueError(f"a list must have a number for each of {dim} coordinates, got {given}.")
     return torch.as_tensor(given, dtype=dtype).expand(dim)
-
-
-# The field
-
-
-def _field(choice: Any, dim: int, dtype: torch.dtype) -> InContextMap:
-    """The velocity."""
-    matrix = partial(_matrix, dim=dim, dtype=dtype)
-    match choice:
-        case schema.SelfAttention():
-            return fields.SelfAttention(
-                matrix("Q", choice.Q), matrix("K", choice.K), matrix("V", choice.V),
-                affinity=_affinity(choice.affinity), normaliser=_normaliser(choice.normaliser),
-                manifold=_manifold(choice.manifold),
-            )  # fmt: skip
-        case schema.Linear():
-            linear = fields.Linear(matrix("A", choice.A), matrix("B", choice.B))
-            manifold = _manifold(choice.manifold)
-            flat = manifold == flows.Euclidean()
-            return linear if flat else fields.Tangent(linear, manifold)
-        case schema.Kuramoto():
-            if choice.frequencies and dim % 2:
-                raise ValueError(
-                    "tokens are angles with their frequencies, of even dimension, got "
-                    f"points in R^{dim}."
-                )
-            angles = dim // 2 if choice.frequencies else dim
-            return fields.Kuramoto(choice.coupling, dim=angles, frequencies=choice.frequencies)
-        case schema.CuckerSmale():
-            if dim % 2:
-                raise ValueError(f"tokens are (x, v), of even dimension, got points in R^{dim}.")
-            strength, exponent = choice.strength, choice.exponent
-            return fields.CuckerSmale(lambda r: strength * (1 + r.square()) ** -exponent)
-    return fields.Sum(*(_field(part, dim, dtype) for part in choice.fields))
-
-
-def _matrix(name: str, given: Any, dim: int, dtype: torch.dtype) -> Tensor:
-    """A multiple of the identity, a diagonal matrix, or a matrix by its rows."""
-    found = torch.as_tensor(given, dtype=dtype)
-    if found.ndim == 0:
-        return found * torch.eye(dim, dtype=dtype)
-    found = torch.diag(found) if found.ndim == 1 else found
-    if found.shape[-1] != dim:
-        raise ValueError(
-            f"{name} must have {dim} columns, as points lie in R^{dim}, got "
-            f"{' x '.join(map(str, found.shape))}."
-        )
-    return found
-
-
-def _normaliser(choice: Any) -> relations.Normaliser:
-    match choice:
-        case schema.Sinkhorn():
-            if choice.steps is not None:
-                return relations.Sinkhorn(steps=choice.steps)
-            tol = 1e-6 if choice.tol is None else choice.tol
-            return relations.Sinkhorn(tol=tol, max_steps=choice.max_steps)
-    return getattr(relations, choice.kind)()
-
-
-def _affinity(choice: Any) -> Dot | SquaredDistance:
-    return Dot(choice.scale) if choice.kind == "Dot" else SquaredDistance(choice.eps)
-
-
-def _manifold(choice: Any) -> Manifold:
-    match choice:
-        case schema.Sphere():
-            return Sphere(choice.radius)
-        case schema.Torus():
-            return Torus(choice.period)
-    return flows.Euclidean()
-
-
-def _solver(choice: Any) -> Solver:
-    if isinstance(choice, schema.Dopri5):
-        return Dopri5(rtol=choice.rtol, atol=choice.atol, max_steps=choice.max_steps)
-    return getattr(flows, choice.kind)(steps=choice.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path as File
 
@@ -13,10 +13,9 @@ import numpy as np
 
 from ..._tools.output import atomic_file
 from ...flows import Path
-from ._schema import Configuration, read_configuration
-from ._yaml import Document
+from ..configuring import Document, begin_folder
 
-CONFIGURATION, FLOW = "configuration.yaml", "flow"
+FLOW = "flow"
 PAGE, NUMBERS, TABLE, ARRAYS = "page.html", "run.json", "observables.csv", "path.npz"
 FORMAT = "pushforward run, version 1"
 
@@ -27,7 +26,7 @@ LOOKS = {"observables", "cluster_tolerance", "page"}
 """Keys that may change when a run goes on, because the flow does not depend on them."""
 
 
-def begin_folder(folder: File, document: Document, force: bool, resume: bool) -> File:
+def begin_flow(folder: File, document: Document, force: bool, resume: bool) -> File:
     """The folder of the flow, which is ready for a run; another run is never overwritten.
 
     Args:
@@ -36,59 +35,21 @@ def begin_folder(folder: File, document: Document, force: bool, resume: bool) ->
         force: whether the files of an earlier run are deleted.
         resume: whether an earlier run goes on.
     """
-    if force and resume:
-        raise ValueError("--force and --resume exclude each other. Give one of them.")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{str(folder)!r} is a file. Give the name of a folder.")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(f"There is no folder {str(folder.parent)!r}. Create it first.")
     flow = folder / FLOW
     if flow.is_symlink():
         raise ValueError(f"{str(flow)!r} is a link. Choose another folder for the run.")
-    begun = (folder / CONFIGURATION).is_file()
-    if resume and not begun:
-        raise ValueError(f"There is no run in {str(folder)!r} to go on with. Leave out --resume.")
-    if not (resume or force) and folder.is_dir() and any(folder.iterdir()):
-        how = "Go on with it by --resume, begin again by --force" if begun else "Use --force"
-        raise ValueError(
-            f"The folder {str(folder)!r} is not empty. {how}, or choose another folder."
-        )
-    folder.mkdir(exist_ok=True)
-    if force:
-        _clear(folder)
+    begin_folder(folder, document, force, resume, _earlier(folder))
     flow.mkdir(exist_ok=True)
-    if not resume:
-        with atomic_file(folder / CONFIGURATION) as draft:
-            draft.write_bytes(document.text)
     return flow
 
 
-def same_run(folder: File, found: Configuration, document: Document) -> None:
-    """Raise unless the run in a folder was begun with the same configuration.
-
-    Args:
-        folder: the folder of the run.
-        found: the configuration.
-        document: where it was read.
-    """
-    before, _ = read_configuration(folder / CONFIGURATION)
-    old, new = before.model_dump(exclude=LOOKS), found.model_dump(exclude=LOOKS)
-    if (differing := next((key for key in new if old[key] != new[key]), None)) is not None:
-        raise document.error(
-            [differing],
-            f"`{differing}` is not that of the run in {str(folder)!r}, which cannot go on with "
-            "another. Undo the change, or choose another folder.",
-        )
-
-
-def _clear(folder: File) -> None:
-    """Delete the files of an earlier run, and nothing else."""
-    for name in (CONFIGURATION, PAGE, NUMBERS, TABLE, ARRAYS):
-        (folder / name).unlink(missing_ok=True)
+def _earlier(folder: File) -> Iterator[File]:
+    """The files of an earlier run, and nothing else."""
+    yield from (folder / name for name in (PAGE, NUMBERS, TABLE, ARRAYS))
     flow = folder / FLOW
-    for file in flow.iterdir() if flow.is_dir() else ():
+    for file in list(flow.iterdir()) if flow.is_dir() else ():
         if file.name == "flow.json" or re.fullmatch(r"\d{5}\.safetensors", file.name):
-            file.unlink()
+            yield file
 
 
 def write_results(
