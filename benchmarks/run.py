@@ -5,6 +5,7 @@ Usage: python benchmarks/run.py            (about two minutes; writes the page)
 """
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import track
 
 import pushforward as pf
 from pushforward import ops
@@ -148,7 +148,9 @@ def cpu():
 def where():
     """What is measured on what."""
     git = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    commit = os.environ.get("COMMIT")  # for a copy that has no history
+    if commit is None:
+        commit = subprocess.run(git, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     return (
         f"Commit {commit}, {date.today()}, {cpu()}, {torch.get_num_threads()} cores, "
         f"Python {platform.python_version()}, torch {torch.__version__}."
@@ -162,6 +164,8 @@ def written(name):
 
 
 def main():
+    from rich.progress import track
+
     torch.manual_seed(0)
     results = {}
     for job in track([overhead, line_transport, memory], description="small"):

@@ -14,8 +14,6 @@ Writes supremum.json, supremum.md and docs/assets/supremum.png.
 import argparse
 import json
 import os
-import platform
-import subprocess
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -23,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from run import where
 
 import pushforward as pf
 from pushforward.fitting import (
@@ -113,19 +112,6 @@ def row(setting, quick):
         "worst found": max(float(r["found"]) for r in worst),
         "by size": {str(r["n"]): r["found"] for r in worst},
     }
-
-
-def about():
-    """Commit and machine."""
-    git = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
-    )
-    with open("/proc/cpuinfo") as file:
-        cpu = next((x.split(":")[1].strip() for x in file if "model name" in x), "CPU")
-    return (
-        f"Commit {git.stdout.strip()}, {time.strftime('%Y-%m-%d')}, {cpu}, one core a network, "
-        f"Python {platform.python_version()}, torch {torch.__version__}."
-    )
 
 
 def write(file, text):
@@ -243,7 +229,7 @@ def main():
     done = {tuple(r[k] for k in KEYS) for r in results["rows"]}
     left = [s for s in plan(options.quick, options.seeds) if tuple(s.values()) not in done]
     if left and not options.draw:
-        results["about"] = about()
+        results["about"] = f"{where()} One core a network."
         workers = ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"))
         with workers:
             for finished in as_completed(workers.submit(row, s, options.quick) for s in left):
