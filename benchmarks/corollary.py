@@ -47,6 +47,7 @@ def targets():
     return {name: (dim, flow(field)) for name, (dim, field) in fields.items()}
 
 
+@pf.maps.storable
 class Blind(pf.InContextMap):
     """A map whose every query has itself as its context, and nothing else."""
 
