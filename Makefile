@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+KERNELS := .venv/.kernels
 
 .PHONY: run test lint quick bench docs readme clean
 
@@ -10,7 +11,7 @@ run: $(READY)
 	@$(BIN)/pushforward verify --html out/verify.html --json out/verify.json
 	@echo "Open $(CURDIR)/out/verify.html in a browser. A tour of the library: $(BIN)/pushforward tour"
 
-test: lint
+test: lint $(KERNELS)
 	@echo "[2/3] tests, with run-time shape checks"
 	@$(BIN)/python -m pytest -n 2 -m "not unhooked"
 	@echo "[3/3] tests of what users see: messages, compilation, imports, README, examples"
@@ -44,6 +45,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@touch $(READY)
 	@echo "Done."
+
+$(KERNELS): $(READY)
+	@echo "Setting up Triton, whose interpreter runs the kernels for GPUs (285 MB, once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[kernels]' --constraint constraints.txt
+	@touch $(KERNELS)
 
 clean:
 	rm -rf .venv site out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -198,8 +198,9 @@ def test_documentation_builds(tmp_path):
 
 
 def test_no_stray_files():
-    """Nothing large and no environment is tracked."""
+    """Nothing large and no environment is tracked; the model that ships is under 1 MB."""
     files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT).stdout
     for name in files.split():
         assert not name.startswith((".venv", "site/", "out/")), name
-        assert (ROOT / name).stat().st_size < 300_000, name
+        most = 1_000_000 if name.endswith("/flock.safetensors") else 300_000
+        assert (ROOT / name).stat().st_size < most, name

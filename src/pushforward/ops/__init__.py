@@ -10,10 +10,10 @@ For a query that sees no mass, `log_integral` is $-\infty$, `average` is 0, and 
 
 Leading axes (batch, heads) broadcast. The bias is float32 or better, whatever the other dtypes.
 `impl` picks an implementation of the same mathematics and never falls back; `None` chooses by
-size.
+device and size.
 """
 
 from .._tools.types import Clock
-from ._reductions import IMPLS, Impl, average, implementation, log_integral
+from ._reductions import EVERYWHERE, IMPLS, Impl, average, implementation, log_integral
 
-__all__ = ["Clock", "IMPLS", "Impl", "average", "implementation", "log_integral"]
+__all__ = ["EVERYWHERE", "IMPLS", "Clock", "Impl", "average", "implementation", "log_integral"]

@@ -1,5 +1,6 @@
 r"""Signatures of the two reductions, and the choice of an implementation."""
 
+from importlib.util import find_spec
 from math import prod
 from types import ModuleType
 from typing import Literal, get_args
@@ -9,14 +10,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._tools.checks import check_finite, check_flags, check_tensor
-from .._tools.precision import comparable, full_precision
+from .._tools.precision import HALF, comparable, full_precision
 from .._tools.types import Clock
 from . import _reference as reference, _streamed as streamed
 from ._checks import check_reduction
 
-Impl = Literal["reference", "streamed"]
+Impl = Literal["reference", "streamed", "triton"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
+
+EVERYWHERE: tuple[Impl, ...] = ("reference", "streamed")
+"""Those that run on every device, in every dtype and width."""
+
+KERNELS = find_spec("triton") is not None and torch.version.hip is None
+"""Whether there are kernels for GPUs; ROCm, whose Triton was never tried, streams."""
+
+WIDEST = 256
+"""The kernels' largest width of points and values."""
 
 SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
 """Up to this many pairs of query and atom the dense reference is the default: there it is as fast
@@ -41,7 +51,8 @@ def log_integral(
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
         scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
-        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), `"triton"` (the same on NVIDIA
+            GPUs, fused), or None: by device and size.
         guard: check shapes, and handle contexts without mass and NaN at atoms without mass.
             Layers pass False because their inputs are already checked.
 
@@ -56,7 +67,7 @@ def log_integral(
     if guard is not False:
         _check(scale, guard)
         check_reduction(q, k, None, bias, times)
-    run = implementation(_choose(q, k) if impl is None else impl).log_integral
+    run = implementation(_choose(q, k, k) if impl is None else impl).log_integral
     with full_precision(q):
         return run(q, k, bias, scale, _comparable(times), guard)
 
@@ -88,7 +99,7 @@ def average(
         _check(scale, guard)
         check_tensor("v", v)
         check_reduction(q, k, v, bias, times)
-    run = implementation(_choose(q, k) if impl is None else impl).average
+    run = implementation(_choose(q, k, v) if impl is None else impl).average
     with full_precision(q):
         return run(q, k, v, bias, scale, _comparable(times), guard).to(v.dtype)
 
@@ -99,14 +110,18 @@ def _check(scale: float, guard: bool) -> None:
     check_flags(guard=guard)
 
 
-def _choose(q: Tensor, k: Tensor) -> Impl:
-    """Dense for few pairs, streamed for many."""
+def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
+    """Dense for few pairs; for many, kernels on a GPU that has them, streamed elsewhere."""
     batch = q.shape[:-2]
     if k.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, k.shape[:-2])
     pairs = prod(batch) * q.shape[-2] * k.shape[-2]
     few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
-    return "reference" if pairs <= few else "streamed"
+    if pairs <= few:
+        return "reference"
+    fits = max(q.shape[-1], v.shape[-1]) <= WIDEST
+    narrow = all(t.dtype in (torch.float32, *HALF) for t in (q, k, v))
+    return "triton" if KERNELS and fits and narrow and q.device.type == "cuda" else "streamed"
 
 
 def _comparable(times: Clock | None) -> Clock | None:
@@ -121,4 +136,18 @@ def implementation(impl: str) -> ModuleType:
                 return reference
             case "streamed":
                 return streamed
+            case "triton":
+                return _kernels()
     raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")
+
+
+def _kernels() -> ModuleType:
+    """The kernels, or an error that says what is missing."""
+    if not KERNELS:
+        raise ImportError(
+            "`impl='triton'` needs an NVIDIA GPU and the package Triton, which comes with PyTorch "
+            "for CUDA (`pip install triton`). Here there is none: use `impl='streamed'`."
+        )
+    from . import kernels
+
+    return kernels

@@ -1,0 +1,89 @@
+"""The two reductions as Triton kernels, for NVIDIA GPUs, forward and backward.
+
+Narrow points (at most four coordinates) run on the ordinary arithmetic units, wide ones on tensor
+cores. Inputs in float32 are accurate to float32: numbers are split into halves where tensor cores
+need them. Inputs in bfloat16 and float16 are multiplied as they are and added in float32.
+
+Without a GPU the kernels run in Triton's interpreter, if `TRITON_INTERPRET=1` is set.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._tools.once import check_no_tangent
+from ..._tools.precision import HALF, align
+from ._operators import WHAT, reduce
+
+Times = tuple[Tensor, Tensor] | None
+"""Times of queries and of keys, if there is a causal mask."""
+
+WIDEST = 256
+"""The largest width of points and of values."""
+
+
+def log_integral(
+    q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
+) -> Tensor:
+    """Log-sum-exp in base 2, in one pass over the keys."""
+    dtype = torch.promote_types(bias.dtype, torch.float32)
+    *_, log_z = _reduced(q, k, k[..., :0], bias, scale, times, guard)
+    return log_z.to(dtype)
+
+
+def average(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
+) -> Tensor:
+    """Averages and the sums that divide them, in one pass over the keys."""
+    out, _ = _reduced(q, k, v, bias, scale, times, guard)
+    return out
+
+
+def _reduced(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
+) -> tuple[Tensor, Tensor]:
+    """Average and log-integral, with any leading axes."""
+    check_no_tangent(WHAT, q, k, v, bias)
+    q, k, v, bias = _typed(q, k, v, bias)
+    if guard:
+        dead = (bias == -torch.inf)[..., None]
+        k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
+    stamps = () if times is None else tuple(t[..., None] for t in times)
+    parts = (q, k, v, bias[..., None], *stamps)
+    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
+    folded = [_folded(t, batch) for t in parts]
+    bias, *clock = (t[..., 0] for t in folded[3:])
+    out, log_z, *_ = reduce(*folded[:3], bias, float(scale), *(clock or (None, None)))
+    return out.reshape(*batch, *out.shape[-2:]), log_z.reshape(*batch, log_z.shape[-1])
+
+
+def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """Points in one dtype that the kernels have, and the bias in float32."""
+    if q.dtype not in HALF or not q.dtype == k.dtype == v.dtype or bias.dtype != torch.float32:
+        q, k, v, bias = align(q, k, v, bias)
+    if q.dtype == torch.float64:
+        raise ValueError(
+            "`impl='triton'` computes in float32, bfloat16 or float16, got float64. Convert the "
+            "inputs with `.float()`, or use `impl='streamed'`."
+        )
+    widest = max(q.shape[-1], v.shape[-1])
+    if widest > WIDEST:
+        raise ValueError(
+            f"`impl='triton'` takes queries, keys and values of width at most {WIDEST}, got "
+            f"{widest}. Use `impl='streamed'`."
+        )
+    return q, k, v, bias
+
+
+def _folded(x: Tensor, batch: torch.Size) -> Tensor:
+    """The tensor with exactly two leading axes, as a view wherever there is one."""
+    x = x.expand(*batch, *x.shape[-2:])
+    match len(batch):
+        case 0:
+            return x[None, None]
+        case 1:
+            return x[None]
+        case 2:
+            return x
+    return x.flatten(0, -4)

@@ -1,0 +1,255 @@
+"""The two passes: which kernels run, on tiles of which size, in how many programs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..._tools.precision import HALF
+from . import _narrow as narrow, _wide as wide, _wide_backward as wide_backward
+from ._problem import LARGE, Clock, Halves, strides, survey
+
+NARROW = 4
+"""Points and values of at most this width run on the ordinary arithmetic units."""
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, warps of a program, stages of its pipeline."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class Reduced(NamedTuple):
+    """Average, shift of the scores in base 2, and the sum of weights relative to it."""
+
+    out: Tensor
+    peak: Tensor
+    total: Tensor
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None
+) -> Reduced:
+    """Averages and sums of weights, for points of shape `(b, h, n, k)`."""
+    (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
+    problems = prod(batch)
+    thin, half = max(d, e) <= NARROW, q.dtype in HALF
+    tile = _narrow_tile(d, e) if thin else _wide_tile(d, e, half)
+    group = 4 if thin else 1
+    parts = _parts(q, problems * -(-m // tile.rows), n, group * tile.columns)
+    shape = (*batch, m) if parts == 1 else (parts, *batch, m)
+    empty = lambda *tail, dtype=torch.float32: q.new_empty(*shape, *tail, dtype=dtype)
+    dtype = q.dtype if half and parts == 1 else torch.float32
+    result = Reduced(empty(e, dtype=dtype), empty(), empty())
+    if result.peak.numel() == 0:
+        return result
+    found = survey(q, k, bias, factor) if problems * m * n >= LARGE and clock is None else None
+    # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
+    bounded = found is not None and (thin or e == 0 or q.dtype == torch.bfloat16)
+    ends = None if found is None else found.ends
+    if clock is not None:
+        ends = clock.ends(tile.rows, group * tile.columns)
+    grid = (-(-m // tile.rows), problems, parts)
+    options: dict[str, Any] = dict(
+        D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+        ENDS=0 if ends is None else 1 if clock is None else 2,
+    )  # fmt: skip
+    given = (None if clock is None else clock.ranks, ends, found.small if found else None)
+    sizes = (m, n, q.shape[1], factor)
+    for mode in (1, 2) if bounded else (0,):
+        if thin:
+            narrow.forward[grid](
+                q, k, v, bias, *given, *result, *sizes, *map(strides, (q, k, v, bias)),
+                MODE=mode, GROUP=group, **options,
+            )  # fmt: skip
+            continue
+        high, low, exponents = _operands(q, k, v)
+        wide.forward[grid](
+            *high, bias, *low, exponents, *given, *result, *sizes, 1.0,
+            *map(strides, (*high, bias)), MODE=mode, SPLIT=not half, D_PAD=_padded(d),
+            E_PAD=_padded(e), STAGES=tile.stages, **options,
+        )  # fmt: skip
+    return result if parts == 1 else _merged(result, q.dtype if half else torch.float32)
+
+
+def backward(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
+    result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    r"""Gradients in `q, k, v, bias`, from those of the average and of the log-integral.
+
+    With $P$ the weights, $o',\ell'$ the upstream gradients and $o$ the average,
+
+    $$c_i=\ell'_i-\langle o'_i,o_i\rangle,\quad S'_{ij}=P_{ij}\,(\langle o'_i,v_j\rangle+c_i),\quad
+      q'=s\,S'k,\quad k'=s\,S'^\top q,\quad v'=P^\top o',\quad b'_j=\sum_iS'_{ij}.$$
+
+    In float32 the weights are formed relative to the largest score, and $o'$ and $c$ are divided
+    by the total instead. So the gradients of large scores are as accurate as their differences.
+    """
+    q, k, v, bias = inputs
+    (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
+    problems, half = prod(batch), q.dtype in HALF
+    thin = max(d, e) <= NARROW
+    g, slope, offset = _upstream(result, *upstream, divide=thin or not half)
+    high, low, exponents = (inputs[:2], inputs[:2], None) if thin else _scored(q, k)
+    given = (
+        (q, k, v, bias) if thin else (q, k, v, bias, high[0], low[0], high[1], low[1], exponents)
+    )
+    sizes = (m, n, q.shape[1], factor) if thin else (m, n, q.shape[1], factor, 1.0)
+    steps = tuple(map(strides, inputs if thin else (*inputs, g, *high)))
+    ranks = None if clock is None else clock.ranks
+    widths: dict[str, Any] = dict(D=d, E=e)
+    if not thin:
+        widths |= dict(D_PAD=_padded(d), E_PAD=_padded(e), SPLIT=not half)
+    grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    if problems * m * n == 0:
+        return grads
+    dtype = q.dtype if half else torch.float32
+    if wanted[0]:
+        tile = _narrow_tile(d, e) if thin else _queries_tile(d, e, half)
+        parts = _parts(q, problems * -(-m // tile.rows), n, tile.columns)
+        made = _made(parts, q.shape, dtype, q.device)
+        ends = None if clock is None else clock.ends(tile.rows, tile.columns)
+        run = narrow.backward_queries if thin else wide_backward.queries
+        run[-(-m // tile.rows), problems, parts](
+            *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
+            ENDS=0 if clock is None else 2, **widths, **_options(tile, thin),
+        )  # fmt: skip
+        grads[0] = _summed(made, parts, q.dtype)
+    if any(wanted[1:]):
+        tile = _narrow_tile(d, e) if thin else _keys_tile(d, e, half)
+        parts = _parts(q, problems * -(-n // tile.columns), m, tile.rows)
+        shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
+        several = [
+            _made(parts, shape, t, q.device)
+            for shape, t in zip(shapes, (dtype, dtype, torch.float32), strict=True)
+        ]
+        starts = None if clock is None else clock.starts(tile.rows, tile.columns)
+        run = narrow.backward_keys if thin else wide_backward.keys
+        run[-(-n // tile.columns), problems, parts](
+            *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
+            TIMED=clock is not None, **widths, **_options(tile, thin),
+        )  # fmt: skip
+        grads[1:] = [_summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
+    return grads
+
+
+def _upstream(
+    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each query hands on: a gradient, a summand, and the offset of its scores.
+
+    A query that sees no mass hands on zeros, and its weights relative to infinity are zeros.
+    """
+    out, peak, total = result
+    empty = peak == -torch.inf
+    d_out = d_out.masked_fill(empty[..., None], 0)
+    slope = d_log.float() - (d_out.float() * out.float()).sum(-1)
+    slope = slope.masked_fill(empty, 0)
+    if divide:
+        total = total.masked_fill(empty, 1)
+        offset = peak.masked_fill(empty, torch.inf)
+        return (d_out.float() / total[..., None]).contiguous(), slope / total, offset
+    return d_out, slope, (peak + total.log2()).masked_fill(empty, torch.inf)
+
+
+def _operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Tensor | None]:
+    """Points as tensor cores take them: as they are, or in halves with their scales."""
+    high, low, back = _scored(q, k)
+    if back is None or v.shape[-1] == 0:
+        return (*high, v), (*low, v), back
+    values = Halves.of(v, _padded(v.shape[-1]))
+    return (*high, values.high), (*low, values.low), torch.stack([back[:, 0], values.back], -1)
+
+
+def _scored(q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
+    """The same for queries and keys alone."""
+    if q.dtype in HALF:
+        return (q, k), (q, k), None
+    x, y = (Halves.of(t, _padded(t.shape[-1])) for t in (q, k))
+    return (x.high, y.high), (x.low, y.low), torch.stack([x.back * y.back, y.back], -1)
+
+
+def _merged(parts: Reduced, dtype: torch.dtype) -> Reduced:
+    """Several programs have each seen some of the keys."""
+    peak = parts.peak.amax(0)
+    base = peak.masked_fill(peak == -torch.inf, 0)
+    weights = parts.total * (parts.peak - base).exp2()
+    total = weights.sum(0)
+    out = (parts.out * (weights / total.masked_fill(total == 0, 1))[..., None]).sum(0)
+    return Reduced(out.to(dtype), peak, total)
+
+
+def _made(parts: int, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for a gradient, or for that of each part in float32."""
+    if parts == 1:
+        return torch.empty(*shape, dtype=dtype, device=device)
+    return torch.empty(parts, *shape, dtype=torch.float32, device=device)
+
+
+def _summed(made: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
+    return made.to(dtype) if parts == 1 else made.sum(0).to(dtype)
+
+
+def _parts(q: Tensor, programs: int, length: int, step: int) -> int:
+    """In how many parts a loop is split, so that few programs still fill the device."""
+    if q.device.type == "cuda":
+        wanted = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
+    else:
+        wanted = 4  # in the interpreter, so that parts are tested
+    return max(1, min(wanted // max(1, programs), -(-length // (2 * step))))
+
+
+def _padded(width: int) -> int:
+    """Widths of blocks are powers of two, and tensor cores want 16 at least."""
+    return max(16, 1 << max(0, width - 1).bit_length())
+
+
+def _options(tile: Tile, thin: bool) -> dict[str, Any]:
+    """The tile as arguments of a kernel."""
+    options: dict[str, Any] = dict(
+        BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages
+    )
+    return options if thin else options | dict(STAGES=tile.stages)
+
+
+def _narrow_tile(d: int, e: int) -> Tile:
+    """Fewer rows where more sums stay in registers."""
+    return Tile(32, 64, 4, 3) if e == 0 else Tile(16, 128, 4, 3)
+
+
+def _wide_tile(d: int, e: int, half: bool) -> Tile:
+    width = max(d, e)
+    if half:
+        if width <= 16:
+            return Tile(64, 128, 4, 3)
+        return (
+            Tile(128, 64, 4, 3)
+            if width <= 64
+            else Tile(128, 64, 8, 2)
+            if width <= 128
+            else Tile(64, 64, 8, 2)
+        )
+    if width <= 16:
+        return Tile(64, 128, 4, 2)
+    return Tile(128, 64, 8, 2) if width <= 64 else Tile(64, 32, 4, 2)
+
+
+def _queries_tile(d: int, e: int, half: bool) -> Tile:
+    width = max(d, e)
+    if half:
+        return Tile(128, 64, 4, 3) if width <= 64 else Tile(64, 32, 4, 2)
+    return Tile(64, 32, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
+
+
+def _keys_tile(d: int, e: int, half: bool) -> Tile:
+    width = max(d, e)
+    if half:
+        return Tile(32, 128, 4, 3) if width <= 64 else Tile(32, 64, 4, 2)
+    return Tile(32, 64, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)

@@ -1,0 +1,95 @@
+"""The two passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from ..._tools.once import no_second_derivative, refuse
+from ..._tools.precision import full_precision
+from . import _launch as launch
+from ._problem import Clock
+
+WHAT = "A reduction with `impl='triton'`"
+"""Its name in messages."""
+
+
+@torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
+def reduce(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float,
+    query_times: Tensor | None, key_times: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Average and log-integral of `(b, h, m, k)` queries; `v` may have width 0.
+
+    Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
+    """
+    if q.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(
+            f"`impl='triton'` needs tensors on an NVIDIA GPU, got tensors on {q.device}. Move "
+            "them with `.cuda()`, or use `impl='streamed'`."
+        )
+    out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
+    log_z = (peak + total.log2()) * torch.tensor(2.0).log().item()
+    return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
+
+
+@reduce.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = q.new_empty(*q.shape[:-1], v.shape[-1])
+    rows = lambda: q.new_empty(q.shape[:-1], dtype=torch.float32)
+    return out, rows(), rows(), rows()
+
+
+@torch.library.custom_op("pushforward::reduce_triton_backward", mutates_args=())
+def reduce_backward(
+    inputs: list[Tensor], factor: float, query_times: Tensor | None, key_times: Tensor | None,
+    outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients in `q, k, v, bias`; those that are not wanted may be zeros."""
+    q, k, v, bias = inputs
+    d_out, d_log = grads
+    found = launch.backward(
+        (q, k, v, bias), factor, _clock(query_times, key_times), launch.Reduced(*outputs),
+        (d_out, d_log), wanted,
+    )  # fmt: skip
+    return found[0], found[1], found[2], found[3]
+
+
+@reduce_backward.register_fake
+def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
+
+
+def _clock(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
+    if query_times is None or key_times is None:
+        return None
+    return Clock.of(query_times, key_times)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    q, k, v, bias, ctx.factor, query_times, key_times = inputs
+    out, _, peak, total = output
+    ctx.mark_non_differentiable(peak, total)
+    ctx.save_for_backward(q, k, v, bias, query_times, key_times, out, peak, total)
+
+
+def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:
+    q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:4])
+    with full_precision(q):
+        grads = reduce_backward(
+            [q, k, v, bias], ctx.factor, query_times, key_times, outputs, [d_out, d_log], wanted
+        )
+    chosen = [g if want else None for g, want in zip(grads, wanted, strict=True)]
+    return *chosen, None, None, None
+
+
+def _second_backward(ctx: Any, *_: Any) -> tuple:
+    refuse(no_second_derivative(WHAT))
+
+
+reduce_backward.register_autograd(_second_backward)
+reduce.register_autograd(_backward, setup_context=_setup_context)

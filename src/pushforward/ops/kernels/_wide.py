@@ -1,0 +1,111 @@
+r"""The forward pass for wide points, whose dot products run on tensor cores.
+
+Points in half precision are multiplied as they are. A float32 number is split into two float16
+halves, $x=2^{-e}(x_h+x_l)$ to about 23 bits, and a product into three:
+$x_hy_h+x_hy_l+x_ly_h$ (`SPLIT`). Tensor cores cut off their float32 sums instead of rounding them,
+which adds up over long chains. So products of values begin a new sum in each block if they must be
+accurate.
+"""
+
+import triton
+import triton.language as tl
+
+from ._parts import LATEST, LOG2E, block, hidden, problem, product, share
+
+
+@triton.jit
+def forward(
+    q, k, v, b, q_low, k_low, v_low, exponents, times, ends, survey, out, peak, total,
+    M, N, H, factor, one, sq, sk, sv, sb,
+    D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
+    MODE: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
+
+    `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
+    times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
+    scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
+    `exponents` are the powers of 2 that scale back halves of scores and of values. `one` is 1,
+    which the compiler must not know: it would join the sums of all blocks to one chain.
+    """
+    z, part = tl.program_id(1), tl.program_id(2)
+    shift = 0.0
+    if MODE > 0:
+        if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
+            return
+    if MODE == 1:
+        shift = tl.load(survey + 2 * z + 1)
+    factor *= LOG2E
+    if SPLIT:
+        factor *= tl.load(exponents + 2 * z)
+    last = N
+    if ENDS == 1:
+        last = tl.load(ends + z)
+    if ENDS == 2:
+        last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
+    first, last = share(0, last, part, tl.num_programs(2), BN)
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows = i < M
+    qs = block(problem(q, z, H, sq), i.to(tl.int64), rows, sq, D, D_PAD)
+    qs_low = qs
+    if SPLIT:
+        qs_low = block(problem(q_low, z, H, sq), i.to(tl.int64), rows, sq, D, D_PAD)
+    k, v, b = problem(k, z, H, sk), problem(v, z, H, sv), problem(b, z, H, sb)
+    k_low, v_low = problem(k_low, z, H, sk), problem(v_low, z, H, sv)
+    if ENDS == 2:
+        times += z.to(tl.int64) * (M + N)
+        seen = tl.load(times + i, mask=rows, other=-1)
+    m = tl.full([BM], -float("inf"), tl.float32)
+    s = tl.zeros([BM], tl.float32)
+    mean = tl.zeros([BM, E_PAD], tl.float32)
+    for j0 in tl.range(first, last, BN, num_stages=STAGES):
+        j = j0 + tl.arange(0, BN)
+        live, at = j < last, j.to(tl.int64)
+        ks = block(k, at, live, sk, D, D_PAD)
+        ks_low = ks
+        if SPLIT:
+            ks_low = block(k_low, at, live, sk, D, D_PAD)
+        # Values are asked for before the scores are needed: one tenth of the time.
+        if E > 0:
+            vs = block(v, at, live, sv, E, E_PAD)
+            vs_low = vs
+            if SPLIT:
+                vs_low = block(v_low, at, live, sv, E, E_PAD)
+        bias = tl.load(b + at * sb[2], mask=live, other=-float("inf")) * LOG2E - shift
+        t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
+        if ENDS == 2:
+            told = tl.load(times + M + j, mask=live, other=LATEST)
+            t = hidden(t, seen[:, None], told[None, :])
+        old = one
+        if MODE != 1:
+            top = tl.maximum(m, tl.max(t, 1))
+            base = tl.where(top == -float("inf"), 0.0, top)
+            old = tl.exp2(m - base)[:, None]
+            t, s, m = t - base[:, None], s * tl.exp2(m - base), top
+        # Weights of up to 2^12 have low halves that float16 holds.
+        p = tl.exp2(t + 12.0) if SPLIT and E > 0 else tl.exp2(t)
+        s += tl.sum(p, 1)
+        if E > 0:
+            high = p.to(vs.dtype)
+            if SPLIT:
+                low = (p - high.to(tl.float32)).to(vs.dtype)
+                mean = mean * old + product(high, low, vs, vs_low, SPLIT, False)
+            else:
+                if MODE != 1:
+                    mean *= old
+                mean = tl.dot(high, vs, mean)
+    if MODE == 1:
+        m = tl.zeros([BM], tl.float32) + shift
+    row = (part.to(tl.int64) * tl.num_programs(1) + z) * M + i
+    count = tl.where(s == 0.0, 1.0, s)
+    if E > 0:
+        mean = mean / count[:, None]
+        if SPLIT:
+            mean *= tl.load(exponents + 2 * z + 1)
+            s *= 0.000244140625
+        e = tl.arange(0, E_PAD)
+        at = out + row[:, None] * E + e[None, :]
+        tl.store(at, mean.to(out.dtype.element_ty), mask=rows[:, None] & (e < E)[None, :])
+    tl.store(peak + row, tl.where(s == 0.0, -float("inf"), m), mask=rows)
+    tl.store(total + row, s, mask=rows)

@@ -1,0 +1,39 @@
+"""Triton's interpreter for machines without a GPU: the kernels run, slowly, on the CPU."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+
+def mend() -> None:
+    """Two things that the interpreter of Triton 3.6 lacks.
+
+    NumPy 2.4 makes no whole number of an array of one element, and products of bfloat16 blocks
+    take their bits for numbers.
+    """
+    from triton.runtime import interpreter
+
+    patched = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        patched(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *rest):
+        return dot(self, _widened(a), _widened(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def _widened(handle):
+    """A block in bfloat16 as one in float32: the interpreter keeps its bits as whole numbers."""
+    import numpy as np
+    from triton import language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)

@@ -1,0 +1,219 @@
+"""The Triton kernels against the reference: on a GPU with `--device cuda`, else interpreted.
+
+The interpreter runs the same code on the CPU, slowly, so problems are small; the loops are split
+and their tails are masked all the same. On a GPU larger problems follow.
+"""
+
+import interpreter
+import pytest
+import torch
+
+from pushforward import ops
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.6.0")
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    interpreter.mend()
+
+EPS = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+@pytest.fixture(autouse=True)
+def _there(device):
+    if ON_GPU and device == "cpu":
+        pytest.skip("on a machine with a GPU these tests run with --device cuda")
+    torch.set_default_dtype(torch.float32)
+
+
+def inputs(m, n, d, e, dtype=torch.float32, batch=(2, 2), spread=1.0):
+    """Points, values and log-weights; every fifth atom has no mass, and garbage."""
+    q = (spread * torch.randn(*batch, m, d)).to(dtype)
+    k, v = torch.randn(*batch, n, d).to(dtype), torch.randn(*batch, n, e).to(dtype)
+    bias = torch.randn(*batch[:1], *[1] * (len(batch) - 1), n)
+    if n > 4:
+        bias[..., ::5] = -torch.inf
+        k[..., ::5, :], v[..., ::5, :] = torch.nan, torch.inf
+    return [q, k, v, bias]
+
+
+def clock(m, n):
+    """Times of a batch; some queries see nothing."""
+    return torch.rand(2, 1, m), 0.05 + torch.rand(2, 1, n)
+
+
+def run(op, tensors, times, impl, dtype=None):
+    """The result and all gradients; minus infinity counts as 0 in the gradients."""
+    tensors = [t.detach().to(dtype or t.dtype).requires_grad_() for t in tensors]
+    args = tensors if op == "average" else [tensors[0], tensors[1], tensors[3]]
+    out = getattr(ops, op)(*args, scale=0.7, times=times, impl=impl)
+    upstream = torch.linspace(-1, 2, out.numel()).sin().view_as(out).to(out.dtype)
+    shown = out.masked_fill(out == -torch.inf, 0)
+    return [out.detach(), *torch.autograd.grad(shown, args, upstream)]
+
+
+def compare(op, tensors, times=None, most=3.0):
+    """At most a few times the error of the reference in the same precision.
+
+    Where that is smaller than one rounding of the terms that are added, one rounding is allowed.
+    """
+    exact = run(op, tensors, times, "reference", torch.float64)
+    dense = run(op, tensors, times, "reference")
+    found = run(op, tensors, times, "triton")
+    eps = EPS[tensors[0].dtype]
+    size = max([1.0, *(t[t.isfinite()].abs().max() for t in tensors[:3] if t.numel())])
+    terms = exact[0].numel() ** 0.5 * size**2
+    for e, d, f in zip(exact, dense, found, strict=True):
+        assert f.dtype == d.dtype and f.shape == d.shape
+        hidden = e.isneginf()
+        assert torch.equal(f.isneginf(), hidden)
+        error = lambda t: (t.double() - e).masked_fill(hidden, 0).norm()  # noqa: B023
+        assert error(f) <= most * error(d) + eps * (e.masked_fill(hidden, 0).norm() + terms)
+
+
+SHAPES = {
+    "narrow": (21, 300, 2, 3),
+    "one coordinate": (3, 40, 1, 1),
+    "four": (40, 33, 4, 4),
+    "wide": (21, 140, 18, 5),
+    "wide values": (5, 60, 3, 20),
+    "no coordinate": (4, 5, 0, 2),
+    "one atom": (3, 1, 5, 2),
+}
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("op", ["average", "log_integral"])
+def test_kernels_are_the_reference(op, shape, timed):
+    compare(op, inputs(*shape), clock(*shape[:2]) if timed else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(9, 40, 3, 2), (21, 70, 20, 7)], ids=["narrow", "wide"])
+def test_half_precision(shape, dtype):
+    compare("average", inputs(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(9, 60, 2, 2), (9, 60, 9, 9)], ids=["narrow", "wide"])
+@pytest.mark.parametrize("op", ["average", "log_integral"])
+def test_small_scores_need_no_maximum(op, shape, monkeypatch):
+    """A survey finds one problem with small scores and one with large ones; each is right."""
+    kernels = pytest.importorskip("pushforward.ops.kernels")
+    monkeypatch.setattr(kernels._launch, "LARGE", 1)
+    tensors = inputs(*shape)
+    tensors[0] *= torch.tensor([1.0, 30.0])[:, None, None]
+    tensors[1][..., 1:5, :] = 0.5  # the survey sees finite keys
+    tensors[1].nan_to_num_(0.5)
+    tensors[3][..., -7:] = -torch.inf
+    compare(op, tensors)
+
+
+def test_views_are_not_copied_into_the_result():
+    """Heads of a fused projection, transposed points and an expanded context."""
+    q, k, v = torch.randn(2, 9, 3, 2, 3).unbind(2)
+    tensors = [t.transpose(1, 2) for t in (q, k, v)] + [torch.randn(9)]
+    tensors[1] = tensors[1][:1].expand(2, -1, -1, -1)
+    tensors[2] = torch.randn(2, 2, 3, 9).mT
+    compare("average", tensors)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 1, 2)], ids=str)
+def test_any_leading_axes(batch):
+    tensors = [
+        torch.randn(*batch, 5, 2),
+        torch.randn(*batch, 7, 2),
+        torch.randn(7, 3),
+        torch.randn(7),
+    ]
+    compare("average", tensors)
+
+
+@pytest.mark.parametrize("op", ["average", "log_integral"])
+@pytest.mark.parametrize("sizes", [(3, 0), (0, 3)], ids=["no atoms", "no queries"])
+def test_nothing_there(op, sizes):
+    compare(op, inputs(*sizes, 2, 2))
+
+
+def test_nan_stays_nan():
+    """In the rows that see it, and in gradients; other queries have numbers."""
+    q, k, v, b = (torch.randn(6, 2), torch.randn(40, 2), torch.randn(40, 2), torch.randn(40))
+    q[1] = torch.nan
+    found = run("average", [q, k, v, b], None, "triton")
+    expected = run("average", [q, k, v, b], None, "reference")
+    assert all(torch.equal(f.isnan(), e.isnan()) for f, e in zip(found, expected, strict=True))
+    k[3, 1] = torch.nan
+    assert ops.average(q, k, v, b, impl="triton").isnan().all()
+
+
+@pytest.mark.parametrize("width", [1, 6], ids=["narrow", "wide"])
+def test_gradients_of_large_scores(width):
+    """All scores 1e6: each value gets the same gradient, though scores are rounded to 0.06."""
+    q, k = torch.full((1, width), 1e4 / width), torch.full((90, width), 100.0)
+    v = torch.randn(90, 1, requires_grad=True)
+    out = ops.average(q, k, v, torch.zeros(90), impl="triton")
+    (grad,) = torch.autograd.grad(out.sum(), v)
+    assert (grad - 1 / 90).abs().max() < 1e-7 / 9
+
+
+def test_any_combination_of_gradients():
+    tensors = inputs(5, 30, 2, 2)
+    expected = run("average", tensors, None, "triton")[1:]
+    upstream = torch.linspace(-1, 2, 40).sin().view(2, 2, 5, 2)
+    for wanted in (1, 2, 4, 8):
+        some = [t.clone().requires_grad_(bool(wanted >> i & 1)) for i, t in enumerate(tensors)]
+        ops.average(*some, scale=0.7, impl="triton").backward(upstream)
+        for t, e in zip(some, expected, strict=True):
+            assert t.grad is None or torch.equal(t.grad, e)
+
+
+def test_the_same_bits_each_time():
+    tensors = inputs(21, 140, 6, 6)
+    first, second = (run("average", tensors, None, "triton") for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_operators_are_registered_right():
+    from pushforward.ops.kernels import _operators as operators
+
+    q, k, v, b = (torch.randn(1, 2, n, 2) for n in (5, 9, 9, 2))
+    arguments = (q, k, v, torch.randn(1, 2, 9), 1.0, None, None)
+    arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
+    torch.library.opcheck(operators.reduce, arguments)
+
+
+def test_compiles_without_a_break():
+    tensors = [
+        t.requires_grad_() for t in (torch.randn(5, 2), torch.randn(9, 2), torch.randn(9, 3))
+    ]
+    f = lambda q, k, v: ops.average(q, k, v, torch.zeros(9), impl="triton").square().sum()
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*tensors), f(*tensors))
+    for a, b in zip(
+        *(torch.autograd.grad(g(*tensors), tensors) for g in (compiled, f)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_what_the_kernels_refuse():
+    q = torch.randn(3, 2)
+    with pytest.raises(ValueError, match="float64.*impl='streamed'"):
+        ops.log_integral(q.double(), q.double(), torch.zeros(3).double(), impl="triton")
+    wide = torch.randn(3, 300)
+    with pytest.raises(ValueError, match="at most 256, got 300"):
+        ops.log_integral(wide, wide, torch.zeros(3), impl="triton")
+    x = q.clone().requires_grad_()
+    out = ops.average(x, q, q, torch.zeros(3), impl="triton")
+    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(first.sum(), x)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+@pytest.mark.parametrize("width", [1, 3, 4, 16, 33, 64, 128, 256])
+@pytest.mark.parametrize("sizes", [(1000, 4099), (63, 30_001), (4097, 129)], ids=str)
+def test_large_problems(sizes, width, dtype):
+    tensors = inputs(*sizes, width, width, dtype=dtype, batch=(2, 1), spread=width**-0.5)
+    compare("average", tensors)
+    compare("log_integral", tensors)
+    compare("average", tensors, clock(*sizes))
