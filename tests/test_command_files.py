@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import malformed
+import malformed_exports
 import numpy as np
 import pytest
 import torch
@@ -170,7 +171,7 @@ def test_malformed_tensors_are_refused(name, folder, capfd):
 
 
 def test_malformed_exports_are_refused(export, folder, capfd):
-    for name, data in malformed.exports(export).items():
+    for name, data in malformed_exports.exports(export).items():
         Path("model.pt2").write_bytes(data)
         line = refuse(["audit", "model.pt2"], capfd, folder)
         assert "model.pt2" in line, (name, line)
@@ -281,7 +282,7 @@ def test_examples_guards_and_traces_of_an_export_are_never_evaluated(export, fol
     with zipfile.ZipFile(io.BytesIO(export)) as archive:
         root = archive.namelist()[0].split("/")[0]
     sample = {f"{root}/data/sample_inputs/model.pt": evil, f"{root}/extra/note": b"\xff"}
-    data = malformed.repacked(export, lambda entries: entries.update(sample))
+    data = malformed_exports.repacked(export, lambda entries: entries.update(sample))
 
     def plant(program: dict) -> None:
         program["guards_code"] = [malformed.TOUCH]
@@ -290,7 +291,7 @@ def test_examples_guards_and_traces_of_an_export_are_never_evaluated(export, fol
         for node in module["graph"]["nodes"]:
             node["metadata"] = {"source_fn_stack": f"x,{malformed.TOUCH}", "stack_trace": "\n!"}
 
-    Path("model.pt2").write_bytes(malformed.edited(data, "models/model.json", plant))
+    Path("model.pt2").write_bytes(malformed_exports.edited(data, "models/model.json", plant))
     model = read_model("model.pt2").model
     assert model(torch.randn(1, 6, 4).float()).shape == (1, 6, 4)
     assert not Path("pwned").exists()
@@ -375,7 +376,7 @@ def test_random_damage_to_exports_is_read_or_refused(export, folder):
             program.clear()
             program.update(other if isinstance(other, dict) else {})
 
-        cases.append(malformed.edited(export, "models/model.json", scramble))
+        cases.append(malformed_exports.edited(export, "models/model.json", scramble))
     refused = 0
     for data in cases:
         Path("model.pt2").write_bytes(data)

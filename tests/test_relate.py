@@ -247,6 +247,14 @@ def test_what_has_not_converged_warns(size, dtype):
         assert bool(caught) == (not pi.converged)
 
 
+def test_a_kernel_in_memory_saves_measuring_the_plan():
+    """It is solved to less than the tolerance, by what rounding of the scores may add."""
+    mu, nu = (pf.Measure(torch.rand(300, 3, dtype=torch.float32)) for _ in range(2))
+    pi = pf.relate(mu, nu, affinity=pf.SquaredDistance(0.005), normaliser=pf.Sinkhorn(tol=1e-3))
+    assert "residual" not in vars(pi)  # it is cached where it is measured
+    assert pi.converged
+
+
 def test_fixed_steps_promise_no_tolerance():
     """They never warn; the error that is left is the residual."""
     mu, nu = cloud(6), cloud(7)

@@ -23,6 +23,11 @@ from ._normalisers import Normaliser
 from ._probabilities import Coupling
 from ._relation import TOL, check_finite_scores, check_rounding, precise_scores
 
+ROUNDING = 4
+"""Units in the last place of the largest score by which the error of a plan may exceed the one
+that the solver saw. Both compute a score and its sums with two potentials. These are eight
+roundings by at most half a unit."""
+
 ONCE = "An exact plan is differentiable once: its gradient holds the plan fixed"
 """Why a second derivative is refused."""
 
@@ -150,14 +155,16 @@ class Sinkhorn(Normaliser):
         with torch.no_grad():
             size = float(scores.size())
         scores, problem = self._prepared(scores, problem, size)
-        settings = Settings(self._tol, self.max_steps, self.anneal, self.accelerate, self.memory)
+        rounding = ROUNDING * torch.finfo(scores.dtype).eps * max(size, 1.0)
+        settings = Settings(
+            self._tol, self.max_steps, self.anneal, self.accelerate, self.memory, rounding
+        )
         end = solve(scores.detach(), problem.detach(), settings, start)
         g = differentiable(scores, problem, end.g, self.memory)
         plan = self._plan(scores, problem, g, end.steps, dtype)
         worst = float(end.residual.max())
         # The solver's own error leaves out what rounding does to sums of large scores and
         # potentials. Where that could matter, the error is measured on the plan.
-        rounding = 16 * torch.finfo(scores.dtype).eps * max(size, 1.0)
         if worst <= self._tol < worst + rounding:
             worst = float(plan.residual.max())
         if not worst <= self._tol:

@@ -43,6 +43,7 @@ class Settings:
         accelerate: whether steps are mixed by Anderson's method.
         memory: bytes that a stored kernel may take; None for the default of the device, 0 to
             form the scores again in every step.
+        rounding: a bound on what rounding of the scores adds to the marginal error of the plan.
     """
 
     tol: float
@@ -50,6 +51,7 @@ class Settings:
     anneal: bool = True
     accelerate: bool = True
     memory: int | None = None
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +88,7 @@ def _solve(scores: Scores, problem: Problem, settings: Settings, start: Tensor |
     if problem.balanced and not problem.symmetric:
         # A constant does not change the plan, but a large one would cost all values digits.
         g = g - integral(g, problem.log_b)[..., None]
-    cache = KernelCache(scores, problem, settings.tol, settings.memory)
+    cache = KernelCache(scores, problem, settings.tol, settings.memory, settings.rounding)
     best: Point | None = None
     accelerate = settings.accelerate
     while True:

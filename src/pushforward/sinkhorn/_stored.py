@@ -175,11 +175,16 @@ def stored_at(
 class KernelCache:
     """The kernel that the solver iterates on: stored near the current potential, or the scores.
 
-    `tol` is the marginal error that the solver must reach, `memory` as in `Settings`.
+    `tol` is the marginal error that the solver must reach, `memory` and `scores_rounding` are as
+    in `Settings`.
     """
 
-    def __init__(self, scores: Scores, problem: Problem, tol: float, memory: int | None) -> None:
+    def __init__(
+        self, scores: Scores, problem: Problem, tol: float, memory: int | None,
+        scores_rounding: float = 0.0,
+    ) -> None:  # fmt: skip
         self.scores, self.problem, self.tol, self.memory = scores, problem, tol, memory
+        self.scores_rounding = scores_rounding
         float32 = tol >= FLOAT32_TOL and scores.shape.numel() > FLOAT32_SIZE
         self._dtype: torch.dtype | None = torch.float32 if float32 else scores.dtype
         self._kernel: StoredKernel | None = None
@@ -201,10 +206,17 @@ class KernelCache:
 
     @property
     def inner_tol(self) -> float:
-        """The error to reach on this kernel: less than `tol` by what its rounding may hide."""
-        if self._kernel is None or self._kernel.matrix.dtype == self.scores.dtype:
+        """The error to reach on this kernel: less than `tol` by what its rounding may hide.
+
+        The rounding of the scores counts only while it leaves a quarter of `tol`: a step or two
+        with a kernel in memory cost less than measuring the plan, which forms all scores again.
+        """
+        if self._kernel is None:
             return self.tol
-        return self.tol - 2 * torch.finfo(self._kernel.matrix.dtype).eps
+        tol = self.tol
+        if self._kernel.matrix.dtype != self.scores.dtype:
+            tol -= 2 * torch.finfo(self._kernel.matrix.dtype).eps
+        return tol - self.scores_rounding if self.scores_rounding <= 0.75 * self.tol else tol
 
     @property
     def rounding(self) -> float:
