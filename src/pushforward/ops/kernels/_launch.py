@@ -102,7 +102,7 @@ def backward(
         (q, k, v, bias) if thin else (q, k, v, bias, high[0], low[0], high[1], low[1], exponents)
     )
     sizes = (m, n, q.shape[1], factor) if thin else (m, n, q.shape[1], factor, 1.0)
-    steps = tuple(map(strides, inputs if thin else (*inputs, g, *high)))
+    steps = tuple(map(strides, (*inputs, g) if thin else (*inputs, g, *high)))
     ranks = None if clock is None else clock.ranks
     widths: dict[str, Any] = dict(D=d, E=e)
     if not thin:

@@ -9,7 +9,7 @@ and little more than one exponential.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, coordinates, hidden, problem, share
+from ._parts import LATEST, LOG2E, coordinates, hidden, numbers, problem, share
 
 
 @triton.jit
@@ -46,6 +46,41 @@ def _rescaled(sums, factor, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _forward_step(
+    m, s, sums, points, k, v, b, told, seen, shift, j0, last, sk, sv, sb,
+    D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    TIMED: tl.constexpr, MODE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Several tiles of keys: their scores, then the new largest score, then their weights."""
+    scores = ()
+    top = m
+    for g in tl.static_range(GROUP):
+        j = j0 + g * BN
+        bias = numbers(b, j, last, sb[2], -float("inf"), BN, MASKED) * LOG2E - shift
+        t = _plus_dot(bias[None, :], points, coordinates(k, j, last, sk, 1.0, D, BN, MASKED), D)
+        if TIMED:
+            t = hidden(t, seen[:, None], numbers(told, j, last, 1, LATEST, BN, MASKED)[None, :])
+        scores = scores + (t,)
+        if MODE != 1:
+            top = tl.maximum(top, t)
+    base = shift
+    if MODE != 1:
+        base = tl.where(top == -float("inf"), 0.0, top)
+        old = tl.exp2(m - base)
+        s, sums, m = s * old, _rescaled(sums, old, E), top
+    for g in tl.static_range(GROUP):
+        if MODE == 1:
+            p = tl.exp2(scores[g])
+        else:
+            p = tl.exp2(scores[g] - base)
+        s += p
+        if E > 0:
+            values = coordinates(v, j0 + g * BN, last, sv, 1.0, E, BN, MASKED)
+            sums = _plus_weighted(sums, p, values, E)
+    return m, s, sums
+
+
+@triton.jit
 def forward(
     q, k, v, b, times, ends, survey, out, peak, total, M, N, H, factor, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
@@ -69,45 +104,29 @@ def forward(
         last = tl.load(ends + z)
     if ENDS == 2:
         last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, last = share(0, last, part, tl.num_programs(2), GROUP * BN)
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    first, full, last = share(0, last, part, tl.num_programs(2), GROUP * BN)
+    i0 = tl.program_id(0) * BM
+    i = i0 + tl.arange(0, BM)
     rows = i < M
-    points = coordinates(problem(q, z, H, sq), i.to(tl.int64), rows, sq, factor * LOG2E, D)
+    points = coordinates(problem(q, z, H, sq), i0, M, sq, factor * LOG2E, D, BM, True)
     k, v, b = problem(k, z, H, sk), problem(v, z, H, sv), problem(b, z, H, sb)
+    seen, told = 0, b
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
-        seen = tl.load(times + i, mask=rows, other=-1)
+        seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     m = tl.full([BM, BN], -float("inf"), tl.float32)
     s = tl.zeros([BM, BN], tl.float32)
     sums = _zeros(E, BM, BN)
-    for j0 in tl.range(first, last, GROUP * BN):
-        scores = ()
-        top = m
-        for g in tl.static_range(GROUP):
-            j = j0 + g * BN + tl.arange(0, BN)
-            live, at = j < last, j.to(tl.int64)
-            bias = tl.load(b + at * sb[2], mask=live, other=-float("inf")) * LOG2E - shift
-            t = _plus_dot(bias[None, :], points, coordinates(k, at, live, sk, 1.0, D), D)
-            if ENDS == 2:
-                told = tl.load(times + M + j, mask=live, other=LATEST)
-                t = hidden(t, seen[:, None], told[None, :])
-            scores = scores + (t,)
-            if MODE != 1:
-                top = tl.maximum(top, t)
-        base = tl.where(top == -float("inf"), 0.0, top)
-        if MODE != 1:
-            old = tl.exp2(m - base)
-            s, sums, m = s * old, _rescaled(sums, old, E), top
-        for g in tl.static_range(GROUP):
-            j = j0 + g * BN + tl.arange(0, BN)
-            if MODE == 1:
-                p = tl.exp2(scores[g])
-            else:
-                p = tl.exp2(scores[g] - base)
-            s += p
-            if E > 0:
-                values = coordinates(v, j.to(tl.int64), j < last, sv, 1.0, E)
-                sums = _plus_weighted(sums, p, values, E)
+    for j0 in tl.range(first, full, GROUP * BN):
+        m, s, sums = _forward_step(
+            m, s, sums, points, k, v, b, told, seen, shift, j0, last, sk, sv, sb,
+            D, E, BN, GROUP, ENDS == 2, MODE, False,
+        )  # fmt: skip
+    for j0 in tl.range(full, last, GROUP * BN):
+        m, s, sums = _forward_step(
+            m, s, sums, points, k, v, b, told, seen, shift, j0, last, sk, sv, sb,
+            D, E, BN, GROUP, ENDS == 2, MODE, True,
+        )  # fmt: skip
     if MODE == 1:
         top = tl.zeros([BM], tl.float32) + shift
     else:
@@ -124,8 +143,24 @@ def forward(
 
 
 @triton.jit
+def _queries_step(
+    sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
+    D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    bias = numbers(b, j0, last, sb[2], -float("inf"), BN, MASKED) * LOG2E
+    others = coordinates(k, j0, last, sk, 1.0, D, BN, MASKED)
+    values = coordinates(v, j0, last, sv, 1.0, E, BN, MASKED)
+    t = _plus_dot(bias[None, :], points, others, D)
+    if TIMED:
+        t = hidden(t, seen[:, None], numbers(told, j0, last, 1, LATEST, BN, MASKED)[None, :])
+    ds = tl.exp2(t - m[:, None]) * _plus_dot(c[:, None], upstream, values, E)
+    return _plus_weighted(sums, ds, others, D)
+
+
+@triton.jit
 def backward_queries(
-    q, k, v, b, times, ends, offset, g, slope, dq, M, N, H, factor, sq, sk, sv, sb,
+    q, k, v, b, times, ends, offset, g, slope, dq, M, N, H, factor, sq, sk, sv, sb, sg,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     r"""$q'_i=s\sum_jS'_{ij}k_j$ with $S'_{ij}=P_{ij}(\langle g_i,v_j\rangle+c_i)$, for queries.
@@ -138,41 +173,60 @@ def backward_queries(
         last = tl.load(ends + z)
     if ENDS == 2:
         last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, last = share(0, last, part, tl.num_programs(2), BN)
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    first, full, last = share(0, last, part, tl.num_programs(2), BN)
+    i0 = tl.program_id(0) * BM
+    i = i0 + tl.arange(0, BM)
     rows = i < M
-    row = z.to(tl.int64) * M + i
-    points = coordinates(problem(q, z, H, sq), i.to(tl.int64), rows, sq, factor * LOG2E, D)
-    upstream = ()
-    for e in tl.static_range(E):
-        upstream = upstream + (tl.load(g + row * E + e, mask=rows, other=0.0),)
-    c = tl.load(slope + row, mask=rows, other=0.0)
-    m = tl.load(offset + row, mask=rows, other=float("inf"))
+    row = z.to(tl.int64) * M
+    points = coordinates(problem(q, z, H, sq), i0, M, sq, factor * LOG2E, D, BM, True)
+    upstream = coordinates(problem(g, z, H, sg), i0, M, sg, 1.0, E, BM, True)
+    c = numbers(slope + row, i0, M, 1, 0.0, BM, True)
+    m = numbers(offset + row, i0, M, 1, float("inf"), BM, True)
     k, v, b = problem(k, z, H, sk), problem(v, z, H, sv), problem(b, z, H, sb)
+    seen, told = 0, b
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
-        seen = tl.load(times + i, mask=rows, other=-1)
+        seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     sums = _zeros(D, BM, BN)
-    for j0 in tl.range(first, last, BN):
-        j = j0 + tl.arange(0, BN)
-        live, at = j < last, j.to(tl.int64)
-        bias = tl.load(b + at * sb[2], mask=live, other=-float("inf")) * LOG2E
-        others = coordinates(k, at, live, sk, 1.0, D)
-        t = _plus_dot(bias[None, :], points, others, D)
-        if ENDS == 2:
-            told = tl.load(times + M + j, mask=live, other=LATEST)
-            t = hidden(t, seen[:, None], told[None, :])
-        p = tl.exp2(t - m[:, None])
-        ds = p * _plus_dot(c[:, None], upstream, coordinates(v, at, live, sv, 1.0, E), E)
-        sums = _plus_weighted(sums, ds, others, D)
-    row += part.to(tl.int64) * tl.num_programs(1) * M
+    for j0 in tl.range(first, full, BN):
+        sums = _queries_step(
+            sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
+            D, E, BN, ENDS == 2, False,
+        )  # fmt: skip
+    for j0 in tl.range(full, last, BN):
+        sums = _queries_step(
+            sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
+            D, E, BN, ENDS == 2, True,
+        )  # fmt: skip
+    row += part.to(tl.int64) * tl.num_programs(1) * M + i
     for d in tl.static_range(D):
         tl.store(dq + row * D + d, tl.sum(sums[d], 1) * factor, mask=rows)
 
 
 @triton.jit
+def _keys_step(
+    sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
+    factor, sq, sg, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, TIMED: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    # The same factors as in the forward pass, so that large scores are rounded alike.
+    others = coordinates(q, i0, last, sq, factor * LOG2E, D, BM, MASKED)
+    upstream = coordinates(g, i0, last, sg, 1.0, E, BM, MASKED)
+    m = numbers(offset, i0, last, 1, float("inf"), BM, MASKED)
+    c = numbers(slope, i0, last, 1, 0.0, BM, MASKED)
+    t = _plus_dot(bias[:, None], points, others, D)
+    if TIMED:
+        t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
+    p = tl.exp2(t - m[None, :])
+    ds = p * _plus_dot(c[None, :], values, upstream, E)
+    sum_k = _plus_weighted(sum_k, ds, others, D)
+    return sum_k, _plus_weighted(sum_v, p, upstream, E), sum_b + ds
+
+
+@triton.jit
 def backward_keys(
-    q, k, v, b, times, starts, offset, g, slope, dk, dv, db, M, N, H, factor, sq, sk, sv, sb,
+    q, k, v, b, times, starts, offset, g, slope, dk, dv, db,
+    M, N, H, factor, sq, sk, sv, sb, sg,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
@@ -180,38 +234,31 @@ def backward_keys(
     first = 0
     if TIMED:
         first = tl.load(starts + z * tl.num_programs(0) + tl.program_id(0))
-    first, last = share(first, M, part, tl.num_programs(2), BM)
-    j = tl.program_id(0) * BN + tl.arange(0, BN)
-    rows, at = j < N, j.to(tl.int64)
-    points = coordinates(problem(k, z, H, sk), at, rows, sk, 1.0, D)
-    values = coordinates(problem(v, z, H, sv), at, rows, sv, 1.0, E)
-    bias = tl.load(problem(b, z, H, sb) + at * sb[2], mask=rows, other=-float("inf")) * LOG2E
-    q = problem(q, z, H, sq)
+    first, full, last = share(first, M, part, tl.num_programs(2), BM)
+    j0 = tl.program_id(0) * BN
+    j = j0 + tl.arange(0, BN)
+    rows = j < N
+    points = coordinates(problem(k, z, H, sk), j0, N, sk, 1.0, D, BN, True)
+    values = coordinates(problem(v, z, H, sv), j0, N, sv, 1.0, E, BN, True)
+    bias = numbers(problem(b, z, H, sb), j0, N, sb[2], -float("inf"), BN, True) * LOG2E
+    row = z.to(tl.int64) * M
+    q, g, offset, slope = problem(q, z, H, sq), problem(g, z, H, sg), offset + row, slope + row
+    seen, told = offset, 0
     if TIMED:
-        times += z.to(tl.int64) * (M + N)
-        told = tl.load(times + M + j, mask=rows, other=LATEST)
+        seen = times + z.to(tl.int64) * (M + N)
+        told = tl.load(seen + M + j, mask=rows, other=LATEST)
     sum_k, sum_v = _zeros(D, BN, BM), _zeros(E, BN, BM)
     sum_b = tl.zeros([BN, BM], tl.float32)
-    for i0 in tl.range(first, last, BM):
-        i = i0 + tl.arange(0, BM)
-        live = i < last
-        row = z.to(tl.int64) * M + i
-        # The same factors as in the forward pass, so that large scores are rounded alike.
-        others = coordinates(q, i.to(tl.int64), live, sq, factor * LOG2E, D)
-        m = tl.load(offset + row, mask=live, other=float("inf"))
-        c = tl.load(slope + row, mask=live, other=0.0)
-        upstream = ()
-        for e in tl.static_range(E):
-            upstream = upstream + (tl.load(g + row * E + e, mask=live, other=0.0),)
-        t = _plus_dot(bias[:, None], points, others, D)
-        if TIMED:
-            seen = tl.load(times + i, mask=live, other=-1)
-            t = hidden(t, seen[None, :], told[:, None])
-        p = tl.exp2(t - m[None, :])
-        ds = p * _plus_dot(c[None, :], values, upstream, E)
-        sum_k = _plus_weighted(sum_k, ds, others, D)
-        sum_v = _plus_weighted(sum_v, p, upstream, E)
-        sum_b += ds
+    for i0 in tl.range(first, full, BM):
+        sum_k, sum_v, sum_b = _keys_step(
+            sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
+            factor, sq, sg, D, E, BM, TIMED, False,
+        )  # fmt: skip
+    for i0 in tl.range(full, last, BM):
+        sum_k, sum_v, sum_b = _keys_step(
+            sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
+            factor, sq, sg, D, E, BM, TIMED, True,
+        )  # fmt: skip
     row = (part.to(tl.int64) * tl.num_programs(1) + z) * N + j
     for d in tl.static_range(D):
         tl.store(dk + row * D + d, tl.sum(sum_k[d], 1) / LOG2E, mask=rows)

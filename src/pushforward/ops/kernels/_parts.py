@@ -17,23 +17,52 @@ def problem(x, z, heads, stride):
 
 
 @triton.jit
-def coordinates(x, i, live, stride, factor, COUNT: tl.constexpr):
-    """The coordinates of some points as a tuple of vectors, multiplied by a factor."""
+def coordinates(
+    x, start, stop, stride, factor, COUNT: tl.constexpr, SIZE: tl.constexpr, MASKED: tl.constexpr
+):
+    """The coordinates of `SIZE` points from `start` on, as a tuple of vectors, times a factor.
+
+    The start is added to the pointer in 64 bits, so that what varies in a tile fits 32.
+    """
+    i = tl.arange(0, SIZE)
+    x += start.to(tl.int64) * stride[2]
     parts = ()
     for d in tl.static_range(COUNT):
-        value = tl.load(x + i * stride[2] + d * stride[3], mask=live, other=0.0)
+        at = x + i * stride[2] + d * stride[3]
+        if MASKED:
+            value = tl.load(at, mask=i < stop - start, other=0.0)
+        else:
+            value = tl.load(at)
         parts = parts + (value.to(tl.float32) * factor,)
     return parts
 
 
 @triton.jit
-def block(x, i, live, stride, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Some points as a matrix, with zeros beyond their width."""
-    d = tl.arange(0, PADDED)
-    mask = live[:, None]
+def numbers(x, start, stop, stride, other, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    """`SIZE` numbers from `start` on, and `other` beyond the end."""
+    i = tl.arange(0, SIZE)
+    at = x + start.to(tl.int64) * stride + i * stride
+    if MASKED:
+        return tl.load(at, mask=i < stop - start, other=other)
+    return tl.load(at)
+
+
+@triton.jit
+def block(
+    x, start, stop, stride,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """`SIZE` points from `start` on as a matrix, with zeros beyond their width and the end."""
+    i, d = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
+    at = x + start.to(tl.int64) * stride[2] + (i * stride[2] + d * stride[3])
+    if MASKED:
+        mask = i < stop - start
+        if WIDTH < PADDED:
+            mask = mask & (d < WIDTH)
+        return tl.load(at, mask=mask, other=0.0)
     if WIDTH < PADDED:
-        mask = mask & (d < WIDTH)[None, :]
-    return tl.load(x + (i * stride[2])[:, None] + (d * stride[3])[None, :], mask=mask, other=0.0)
+        return tl.load(at, mask=d < WIDTH, other=0.0)
+    return tl.load(at)
 
 
 @triton.jit
@@ -44,10 +73,11 @@ def hidden(scores, queries, keys):
 
 @triton.jit
 def share(first, last, part, parts, STEP: tl.constexpr):
-    """The range of one of several programs that share a loop from `first` to `last`."""
+    """The range of one of several programs that share a loop: first, last full tile, last."""
     step = tl.cdiv(tl.cdiv(tl.maximum(last - first, 0), parts), STEP) * STEP
     first = first + part * step
-    return first, tl.minimum(last, first + step)
+    last = tl.maximum(first, tl.minimum(last, first + step))
+    return first, first + (last - first) // STEP * STEP, last
 
 
 @triton.jit

@@ -10,7 +10,51 @@ accurate.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, block, hidden, problem, product, share
+from ._parts import LATEST, LOG2E, block, hidden, numbers, problem, product, share
+
+
+@triton.jit
+def _step(
+    m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one, j0, last,
+    sk, sv, sb, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    BN: tl.constexpr, TIMED: tl.constexpr, MODE: tl.constexpr, SPLIT: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """One block of keys: scores, the new largest score, weights, and their sums of values."""
+    ks = block(k, j0, last, sk, D, D_PAD, BN, MASKED)
+    ks_low = ks
+    if SPLIT:
+        ks_low = block(k_low, j0, last, sk, D, D_PAD, BN, MASKED)
+    # Values are asked for before the scores are needed: one tenth of the time.
+    if E > 0:
+        vs = block(v, j0, last, sv, E, E_PAD, BN, MASKED)
+        vs_low = vs
+        if SPLIT:
+            vs_low = block(v_low, j0, last, sv, E, E_PAD, BN, MASKED)
+    bias = numbers(b, j0, last, sb[2], -float("inf"), BN, MASKED) * LOG2E - shift
+    t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
+    if TIMED:
+        t = hidden(t, seen[:, None], numbers(told, j0, last, 1, LATEST, BN, MASKED)[None, :])
+    old = one
+    if MODE != 1:
+        top = tl.maximum(m, tl.max(t, 1))
+        base = tl.where(top == -float("inf"), 0.0, top)
+        scale = tl.exp2(m - base)
+        old = scale[:, None]
+        t, s, m = t - base[:, None], s * scale, top
+    # Weights of up to 2^12 have low halves that float16 holds.
+    p = tl.exp2(t + 12.0) if SPLIT and E > 0 else tl.exp2(t)
+    s += tl.sum(p, 1)
+    if E > 0:
+        high = p.to(vs.dtype)
+        if SPLIT:
+            low = (p - high.to(tl.float32)).to(vs.dtype)
+            mean = mean * old + product(high, low, vs, vs_low, SPLIT, False)
+        else:
+            if MODE != 1:
+                mean *= old
+            mean = tl.dot(high, vs, mean)
+    return m, s, mean
 
 
 @triton.jit
@@ -44,57 +88,33 @@ def forward(
         last = tl.load(ends + z)
     if ENDS == 2:
         last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, last = share(0, last, part, tl.num_programs(2), BN)
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    first, full, last = share(0, last, part, tl.num_programs(2), BN)
+    i0 = tl.program_id(0) * BM
+    i = i0 + tl.arange(0, BM)
     rows = i < M
-    qs = block(problem(q, z, H, sq), i.to(tl.int64), rows, sq, D, D_PAD)
+    qs = block(problem(q, z, H, sq), i0, M, sq, D, D_PAD, BM, True)
     qs_low = qs
     if SPLIT:
-        qs_low = block(problem(q_low, z, H, sq), i.to(tl.int64), rows, sq, D, D_PAD)
+        qs_low = block(problem(q_low, z, H, sq), i0, M, sq, D, D_PAD, BM, True)
     k, v, b = problem(k, z, H, sk), problem(v, z, H, sv), problem(b, z, H, sb)
     k_low, v_low = problem(k_low, z, H, sk), problem(v_low, z, H, sv)
+    seen, told = 0, b
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
-        seen = tl.load(times + i, mask=rows, other=-1)
+        seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     m = tl.full([BM], -float("inf"), tl.float32)
     s = tl.zeros([BM], tl.float32)
     mean = tl.zeros([BM, E_PAD], tl.float32)
-    for j0 in tl.range(first, last, BN, num_stages=STAGES):
-        j = j0 + tl.arange(0, BN)
-        live, at = j < last, j.to(tl.int64)
-        ks = block(k, at, live, sk, D, D_PAD)
-        ks_low = ks
-        if SPLIT:
-            ks_low = block(k_low, at, live, sk, D, D_PAD)
-        # Values are asked for before the scores are needed: one tenth of the time.
-        if E > 0:
-            vs = block(v, at, live, sv, E, E_PAD)
-            vs_low = vs
-            if SPLIT:
-                vs_low = block(v_low, at, live, sv, E, E_PAD)
-        bias = tl.load(b + at * sb[2], mask=live, other=-float("inf")) * LOG2E - shift
-        t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
-        if ENDS == 2:
-            told = tl.load(times + M + j, mask=live, other=LATEST)
-            t = hidden(t, seen[:, None], told[None, :])
-        old = one
-        if MODE != 1:
-            top = tl.maximum(m, tl.max(t, 1))
-            base = tl.where(top == -float("inf"), 0.0, top)
-            old = tl.exp2(m - base)[:, None]
-            t, s, m = t - base[:, None], s * tl.exp2(m - base), top
-        # Weights of up to 2^12 have low halves that float16 holds.
-        p = tl.exp2(t + 12.0) if SPLIT and E > 0 else tl.exp2(t)
-        s += tl.sum(p, 1)
-        if E > 0:
-            high = p.to(vs.dtype)
-            if SPLIT:
-                low = (p - high.to(tl.float32)).to(vs.dtype)
-                mean = mean * old + product(high, low, vs, vs_low, SPLIT, False)
-            else:
-                if MODE != 1:
-                    mean *= old
-                mean = tl.dot(high, vs, mean)
+    for j0 in tl.range(first, full, BN, num_stages=STAGES):
+        m, s, mean = _step(
+            m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
+            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, False,
+        )  # fmt: skip
+    for j0 in tl.range(full, last, BN):
+        m, s, mean = _step(
+            m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
+            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, True,
+        )  # fmt: skip
     if MODE == 1:
         m = tl.zeros([BM], tl.float32) + shift
     row = (part.to(tl.int64) * tl.num_programs(1) + z) * M + i

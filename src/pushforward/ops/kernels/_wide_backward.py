@@ -9,7 +9,7 @@ bits each time.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, block, hidden, problem, product, share
+from ._parts import LATEST, LOG2E, block, hidden, numbers, problem, product, share
 
 
 @triton.jit
@@ -29,6 +29,31 @@ def _plus(total, a, b, one, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def _queries_step(
+    total, qs, qs_low, gs, c, m, k, k_high, k_low, v, b, told, seen, scale, one, j0, last,
+    sk, sv, sb, shk, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    BN: tl.constexpr, TIMED: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    ks = block(k, j0, last, sk, D, D_PAD, BN, MASKED)
+    high, low = ks, ks
+    if SPLIT:
+        high = block(k_high, j0, last, shk, D, D_PAD, BN, MASKED)
+        low = block(k_low, j0, last, shk, D, D_PAD, BN, MASKED)
+    if E > 0:
+        vs = block(v, j0, last, sv, E, E_PAD, BN, MASKED)
+    bias = numbers(b, j0, last, sb[2], -float("inf"), BN, MASKED) * LOG2E
+    t = product(qs, qs_low, high.T, low.T, SPLIT, False) * scale + bias[None, :]
+    if TIMED:
+        t = hidden(t, seen[:, None], numbers(told, j0, last, 1, LATEST, BN, MASKED)[None, :])
+    ds = tl.exp2(t - m[:, None])
+    if E > 0:
+        ds *= _times(gs, vs.T, SPLIT) + c[:, None]
+    else:
+        ds *= c[:, None]
+    return _plus(total, ds.to(ks.dtype), ks, one, SPLIT)
+
+
+@triton.jit
 def queries(
     q, k, v, b, q_high, q_low, k_high, k_low, exponents, times, ends, offset, g, slope, dq,
     M, N, H, factor, one, sq, sk, sv, sb, sg, shq, shk,
@@ -43,53 +68,72 @@ def queries(
         last = tl.load(ends + z)
     if ENDS == 2:
         last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, last = share(0, last, part, tl.num_programs(2), BN)
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    first, full, last = share(0, last, part, tl.num_programs(2), BN)
+    i0 = tl.program_id(0) * BM
+    i = i0 + tl.arange(0, BM)
     rows = i < M
-    row = z.to(tl.int64) * M + i
-    qs = block(problem(q_high, z, H, shq), i.to(tl.int64), rows, shq, D, D_PAD)
-    qs_low = qs
+    row = z.to(tl.int64) * M
     scale = factor * LOG2E
+    qs = block(problem(q_high, z, H, shq), i0, M, shq, D, D_PAD, BM, True)
+    qs_low = qs
     if SPLIT:
-        qs_low = block(problem(q_low, z, H, shq), i.to(tl.int64), rows, shq, D, D_PAD)
+        qs_low = block(problem(q_low, z, H, shq), i0, M, shq, D, D_PAD, BM, True)
         k_high, k_low = problem(k_high, z, H, shk), problem(k_low, z, H, shk)
         scale *= tl.load(exponents + 2 * z)
+    gs = qs
     if E > 0:
-        gs = block(problem(g, z, H, sg), i.to(tl.int64), rows, sg, E, E_PAD)
-    c = tl.load(slope + row, mask=rows, other=0.0)
-    m = tl.load(offset + row, mask=rows, other=float("inf"))
+        gs = block(problem(g, z, H, sg), i0, M, sg, E, E_PAD, BM, True)
+    c = numbers(slope + row, i0, M, 1, 0.0, BM, True)
+    m = numbers(offset + row, i0, M, 1, float("inf"), BM, True)
     k, v, b = problem(k, z, H, sk), problem(v, z, H, sv), problem(b, z, H, sb)
+    seen, told = 0, b
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
-        seen = tl.load(times + i, mask=rows, other=-1)
+        seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     total = tl.zeros([BM, D_PAD], tl.float32)
-    for j0 in tl.range(first, last, BN, num_stages=STAGES):
-        j = j0 + tl.arange(0, BN)
-        live, at = j < last, j.to(tl.int64)
-        ks = block(k, at, live, sk, D, D_PAD)
-        bias = tl.load(b + at * sb[2], mask=live, other=-float("inf")) * LOG2E
-        high, low = ks, ks
-        if SPLIT:
-            high, low = (
-                block(k_high, at, live, shk, D, D_PAD),
-                block(k_low, at, live, shk, D, D_PAD),
-            )
-        t = product(qs, qs_low, high.T, low.T, SPLIT, False) * scale + bias[None, :]
-        if ENDS == 2:
-            told = tl.load(times + M + j, mask=live, other=LATEST)
-            t = hidden(t, seen[:, None], told[None, :])
-        ds = tl.exp2(t - m[:, None])
-        if E > 0:
-            vs = block(v, at, live, sv, E, E_PAD)
-            ds *= _times(gs, vs.T, SPLIT) + c[:, None]
-        else:
-            ds *= c[:, None]
-        total = _plus(total, ds.to(ks.dtype), ks, one, SPLIT)
+    for j0 in tl.range(first, full, BN, num_stages=STAGES):
+        total = _queries_step(
+            total, qs, qs_low, gs, c, m, k, k_high, k_low, v, b, told, seen, scale, one, j0,
+            last, sk, sv, sb, shk, D, E, D_PAD, E_PAD, BN, ENDS == 2, SPLIT, False,
+        )  # fmt: skip
+    for j0 in tl.range(full, last, BN):
+        total = _queries_step(
+            total, qs, qs_low, gs, c, m, k, k_high, k_low, v, b, told, seen, scale, one, j0,
+            last, sk, sv, sb, shk, D, E, D_PAD, E_PAD, BN, ENDS == 2, SPLIT, True,
+        )  # fmt: skip
     d = tl.arange(0, D_PAD)
-    row += part.to(tl.int64) * tl.num_programs(1) * M
+    row = (part.to(tl.int64) * tl.num_programs(1) + z) * M + i
     at = dq + row[:, None] * D + d[None, :]
     value = (total * factor).to(dq.dtype.element_ty)
     tl.store(at, value, mask=rows[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _keys_step(
+    sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen, told,
+    scale, one, i0, last, sq, sg, shq,
+    D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    BM: tl.constexpr, TIMED: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    qs = block(q, i0, last, sq, D, D_PAD, BM, MASKED)
+    high, low = qs, qs
+    if SPLIT:
+        high = block(q_high, i0, last, shq, D, D_PAD, BM, MASKED)
+        low = block(q_low, i0, last, shq, D, D_PAD, BM, MASKED)
+    if E > 0:
+        gs = block(g, i0, last, sg, E, E_PAD, BM, MASKED)
+    m = numbers(offset, i0, last, 1, float("inf"), BM, MASKED)
+    c = numbers(slope, i0, last, 1, 0.0, BM, MASKED)
+    t = product(ks, ks_low, high.T, low.T, SPLIT, True) * scale + bias[:, None]
+    if TIMED:
+        t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
+    p = tl.exp2(t - m[None, :])
+    if E > 0:
+        sum_v = _plus(sum_v, p.to(gs.dtype), gs, one, SPLIT)
+        ds = p * (_times(vs, gs.T, SPLIT) + c[None, :])
+    else:
+        ds = p * c[None, :]
+    return _plus(sum_k, ds.to(qs.dtype), qs, one, SPLIT), sum_v, sum_b + tl.sum(ds, 1)
 
 
 @triton.jit
@@ -105,50 +149,40 @@ def keys(
     first = 0
     if TIMED:
         first = tl.load(starts + z * tl.num_programs(0) + tl.program_id(0))
-    first, last = share(first, M, part, tl.num_programs(2), BM)
-    j = tl.program_id(0) * BN + tl.arange(0, BN)
-    rows, at = j < N, j.to(tl.int64)
-    ks = block(problem(k_high, z, H, shk), at, rows, shk, D, D_PAD)
-    ks_low = ks
+    first, full, last = share(first, M, part, tl.num_programs(2), BM)
+    j0 = tl.program_id(0) * BN
+    j = j0 + tl.arange(0, BN)
+    rows = j < N
     scale = factor * LOG2E
+    ks = block(problem(k_high, z, H, shk), j0, N, shk, D, D_PAD, BN, True)
+    ks_low = ks
     if SPLIT:
-        ks_low = block(problem(k_low, z, H, shk), at, rows, shk, D, D_PAD)
+        ks_low = block(problem(k_low, z, H, shk), j0, N, shk, D, D_PAD, BN, True)
         q_high, q_low = problem(q_high, z, H, shq), problem(q_low, z, H, shq)
         scale *= tl.load(exponents + 2 * z)
+    vs = ks
     if E > 0:
-        vs = block(problem(v, z, H, sv), at, rows, sv, E, E_PAD)
-    bias = tl.load(problem(b, z, H, sb) + at * sb[2], mask=rows, other=-float("inf")) * LOG2E
-    q, g = problem(q, z, H, sq), problem(g, z, H, sg)
+        vs = block(problem(v, z, H, sv), j0, N, sv, E, E_PAD, BN, True)
+    bias = numbers(problem(b, z, H, sb), j0, N, sb[2], -float("inf"), BN, True) * LOG2E
+    row = z.to(tl.int64) * M
+    q, g, offset, slope = problem(q, z, H, sq), problem(g, z, H, sg), offset + row, slope + row
+    seen, told = offset, 0
     if TIMED:
-        times += z.to(tl.int64) * (M + N)
-        told = tl.load(times + M + j, mask=rows, other=LATEST)
+        seen = times + z.to(tl.int64) * (M + N)
+        told = tl.load(seen + M + j, mask=rows, other=LATEST)
     sum_k = tl.zeros([BN, D_PAD], tl.float32)
     sum_v = tl.zeros([BN, E_PAD], tl.float32)
     sum_b = tl.zeros([BN], tl.float32)
-    for i0 in tl.range(first, last, BM, num_stages=STAGES):
-        i = i0 + tl.arange(0, BM)
-        live = i < last
-        row = z.to(tl.int64) * M + i
-        qs = block(q, i.to(tl.int64), live, sq, D, D_PAD)
-        m = tl.load(offset + row, mask=live, other=float("inf"))
-        c = tl.load(slope + row, mask=live, other=0.0)
-        high, low = qs, qs
-        if SPLIT:
-            high = block(q_high, i.to(tl.int64), live, shq, D, D_PAD)
-            low = block(q_low, i.to(tl.int64), live, shq, D, D_PAD)
-        t = product(ks, ks_low, high.T, low.T, SPLIT, True) * scale + bias[:, None]
-        if TIMED:
-            seen = tl.load(times + i, mask=live, other=-1)
-            t = hidden(t, seen[None, :], told[:, None])
-        p = tl.exp2(t - m[None, :])
-        if E > 0:
-            gs = block(g, i.to(tl.int64), live, sg, E, E_PAD)
-            sum_v = _plus(sum_v, p.to(gs.dtype), gs, one, SPLIT)
-            ds = p * (_times(vs, gs.T, SPLIT) + c[None, :])
-        else:
-            ds = p * c[None, :]
-        sum_b += tl.sum(ds, 1)
-        sum_k = _plus(sum_k, ds.to(qs.dtype), qs, one, SPLIT)
+    for i0 in tl.range(first, full, BM, num_stages=STAGES):
+        sum_k, sum_v, sum_b = _keys_step(
+            sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen,
+            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, SPLIT, False,
+        )  # fmt: skip
+    for i0 in tl.range(full, last, BM):
+        sum_k, sum_v, sum_b = _keys_step(
+            sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen,
+            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, SPLIT, True,
+        )  # fmt: skip
     row = (part.to(tl.int64) * tl.num_programs(1) + z) * N + j
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     at, mask = dk + row[:, None] * D + d[None, :], rows[:, None] & (d < D)[None, :]
