@@ -28,7 +28,7 @@ from ...representation import (
     recover,
     zoo,
 )
-from .._checks import Check, Kind, bounded, holds, rate, refuted
+from .._checks import Check, Kind, bounded, holds, max, min, rate, refuted
 from .._laws import ball, beside_one, box, bump, dyadic, shuffled, simplex, stretched
 from .._statement import Setting, planted, replaced, statement
 from ._in_context import fold, two_points
