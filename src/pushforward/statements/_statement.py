@@ -100,9 +100,11 @@ class Statement:
 
     @property
     def source_code(self) -> str:
-        """The experiment as it is written."""
+        """The experiment as it is written, below where it is and what tests it."""
         text = inspect.getsource(self.run)
-        return text[text.index("\ndef ") + 1 :]
+        code = text[text.index("\ndef ") + 1 :]
+        test = f"tests/test_statements.py::test_a_statement_is_as_expected[{self.id}]"
+        return f"# {self.file}\n# {test}\n\n{code}"
 
 
 REGISTRY: dict[str, Statement] = {}
