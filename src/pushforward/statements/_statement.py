@@ -24,7 +24,7 @@ class Setting:
 
     Args:
         quick: whether the short variant is asked for.
-        seed: of all random numbers.
+        seed: of all random numbers, from 0.
 
     Examples:
         >>> pf.statements.Setting(quick=True).pick(1000, 10)
@@ -37,6 +37,8 @@ class Setting:
     def __post_init__(self) -> None:
         check_flags(quick=self.quick)
         check_seed(self.seed)
+        if not 0 <= self.seed < 2**50:  # `generator` takes a thousand times as many
+            raise ValueError(f"`seed` must be from 0 to 2^50, got {self.seed}.")
 
     def pick(self, default: T, quick: T) -> T:
         """The first value, or the second in the short variant."""
