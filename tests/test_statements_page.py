@@ -92,6 +92,8 @@ def test_the_page_is_small_and_complete(file):
     assert len(ids) == len(set(ids))
     links = re.findall(r'<a [^>]*href="#([^"]+)"', text)
     assert len(links) > 300 and set(links) <= set(ids)
+    about = re.findall(r"<dd>(.*?)</dd>", text[text.index('<section id="api">') :])
+    assert len(about) > 50 and all(re.search(r"[^.:]\.$", a) and " [" not in a for a in about)
     for s in committed()["statements"]:
         assert s["experiment"] and (s["id"] in ids)
         assert any(c["criterion"] for c in s["checks"]) or statuses(s) == ["untried"]

@@ -265,7 +265,9 @@ def _about(name: str) -> str:
 
     text = (operator.attrgetter(name)(pushforward).__doc__ or "").replace("$$", "$")
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    return _prose(re.split(r"(?<=[.:])\s", paragraph)[0].replace("``", "`"))
+    paragraph = re.sub(r" \[[AB], [^\]]*\]", "", paragraph)  # where it stands in a paper
+    first = re.split(r"(?<=[.:])\s", paragraph)[0].rstrip(".:")
+    return _prose(f"{first.replace('``', '`')}.")
 
 
 def _packed(body: str, found: Sequence[Found]) -> str:
