@@ -12,8 +12,8 @@ from pushforward.statements import LEFT_OUT, REGISTRY, Setting, _checks, _run, r
 
 pytestmark = pytest.mark.unhooked
 
-DIAGNOSES = ("NotRecovered", "FlowError")
-"""Errors by which the library says what is wrong with a map or a flow."""
+DIAGNOSES = ("NotRecovered", "FlowError", "ValueError")
+"""Errors by which the library says what is wrong with a map, a flow or an argument."""
 
 IDS = (Path(__file__).parent / "statement_ids.txt").read_text().split()
 
