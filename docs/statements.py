@@ -18,7 +18,7 @@ from pushforward.pictures._frame import SYMBOLS
 RESULTS = Path(__file__).parents[1] / "benchmarks"
 ASSETS = resources(pictures) / "assets"
 STYLE, SCRIPT = "assets/statements.css", "assets/statements.js"
-FAMILIES, SCHEMA = "<!-- families -->", "<!-- schema -->"
+FAMILIES, SCHEMA, LEFT_OUT = "<!-- families -->", "<!-- schema -->", "<!-- left out -->"
 PAPER = re.compile(r"<!-- paper (\w) -->")
 PART = re.compile(r"<!-- (caveats|family) (\w) (\w*) -->")
 
@@ -37,6 +37,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
         markdown = markdown.replace(FAMILIES, benchmark().table(record()))
     if SCHEMA in markdown:
         markdown = markdown.replace(SCHEMA, schema())
+    reasons = "\n".join(f"- {why}" for why in statements.LEFT_OUT.values())
+    markdown = markdown.replace(LEFT_OUT, reasons)
     return PAPER.sub(lambda found: outline(found[1]), markdown)
 
 
@@ -116,7 +118,7 @@ def part(what: str, paper: str, family: str) -> str:
 def source(found: re.Match) -> str:
     """The experiment as it is written."""
     s = statements.REGISTRY[found[1]]
-    code = escape(f"# {s.file}\n\n{s.source_code}")
+    code = escape(s.source_code)
     return f"<details><summary>Source</summary><pre><code>{code}</code></pre></details>"
 
 

@@ -36,6 +36,7 @@ def test_verify_prints_a_table_and_writes_a_file(tmp_path, capsys):
         (["verify", "--family", "dances"], "`family` must be one of"),
         (["verify", "--bogus"], "No such option"),
         (["verify", "--seed", "one"], "--seed"),
+        (["verify", "--seed", "-1"], "`seed` must be from 0"),
         (["dance"], "No such command"),
         (["verify", "--json", "/no/such/folder/x.json"], "There is no folder"),
         (["verify", "--html", "/"], "is a folder"),

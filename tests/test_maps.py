@@ -32,15 +32,6 @@ def test_composition_is_iterated_push_forward():
 
 
 @torch.no_grad()
-def test_composition_is_associative():
-    mu, (x, _) = measure(), queries()
-    a, b, c = attention(None), pf.MLP(2, 3), Drift()
-    left, right = (c @ b) @ a, c @ (b @ a)
-    assert torch.equal(left(mu, x), right(mu, x))
-    assert torch.equal(left.push(mu).atoms, right.push(mu).atoms)
-
-
-@torch.no_grad()
 def test_pushing_evaluates_each_layer_once():
     layers = [Recorder() for _ in range(5)]
     model = pf.Compose(*layers)

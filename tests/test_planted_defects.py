@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_statements import DIAGNOSES
 
 from pushforward.flows.fields import CuckerSmale
 from pushforward.maps import InContextMap, _attention, _composition, _in_context, _stages
@@ -160,6 +161,9 @@ def noticed(defect: str, ids: list[str]) -> dict[str, list[str]]:
     """The statements among some that turn red, and those that are changed and still true."""
     with DEFECTS[defect]():
         found = {id: run_statement(id, QUICK) for id in ids}
+    errors = {id: result.error for id, result in found.items() if result.error}
+    broken = {id: error for id, error in errors.items() if not error.startswith(DIAGNOSES)}
+    assert not broken, "A defect breaks the mathematics, not the program."
     red = [id for id in ids if not found[id].ok]
     still = [id for id in ids if found[id].ok and changed(clean(id), found[id])]
     return {"red": red, "changed, and still true": still}

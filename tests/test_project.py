@@ -197,6 +197,11 @@ def test_documentation_builds(tmp_path):
     assert (tmp_path / "search" / "search_index.js").exists()  # search in a site opened from disk
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.stem)
+def test_no_page_is_empty(page):
+    assert page.read_text().startswith("# ")
+
+
 def test_no_stray_files():
     """Nothing large and no environment is tracked; the model that ships is under 1 MB."""
     files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT).stdout

@@ -10,7 +10,7 @@ import pytest
 from browser import WIDTHS
 
 import pushforward as pf
-from pushforward.statements import CAVEATS, REGISTRY, page, statuses
+from pushforward.statements import CAVEATS, FAMILIES, LEFT_OUT, REGISTRY, page, statuses
 
 pytestmark = pytest.mark.unhooked
 
@@ -92,6 +92,8 @@ def test_the_page_is_small_and_complete(file):
     assert len(ids) == len(set(ids))
     links = re.findall(r'<a [^>]*href="#([^"]+)"', text)
     assert len(links) > 300 and set(links) <= set(ids)
+    about = re.findall(r"<dd>(.*?)</dd>", text[text.index('<section id="api">') :])
+    assert len(about) > 50 and all(re.search(r"[^.:]\.$", a) and " [" not in a for a in about)
     for s in committed()["statements"]:
         assert s["experiment"] and (s["id"] in ids)
         assert any(c["criterion"] for c in s["checks"]) or statuses(s) == ["untried"]
@@ -134,6 +136,25 @@ def test_the_table_of_the_readme_is_up_to_date():
     spec.loader.exec_module(script)
     readme = (ROOT / "README.md").read_text()
     assert script.with_table(readme, committed()) == readme
+
+
+def test_the_readme_counts_all_statements():
+    assert f"[{len(REGISTRY)} statements]" in (ROOT / "README.md").read_text()
+
+
+def test_the_page_of_the_documentation_says_what_was_found():
+    """The families, what the words mean, what is left out, and every key of the data."""
+    spec = importlib.util.spec_from_file_location("docs", ROOT / "docs" / "statements.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = hook.on_page_markdown((ROOT / "docs" / "statements.md").read_text())
+    assert all(f"| {title} |" in text for title in FAMILIES.values())
+    assert all(reason in text for reason in LEFT_OUT.values())
+    one = SCHEMA["properties"]["statements"]["items"]["properties"]
+    parts = (SCHEMA, *(one[name]["items"] for name in ("checks", "figures")))
+    keys = {key for part in parts for key in part["properties"]} | set(one)
+    assert all(f"| `{key}` |" in text for key in keys)
+    assert "<!--" not in text
 
 
 def test_an_interrupted_run_says_so():

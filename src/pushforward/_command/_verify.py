@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..pictures import STATUS
-from ..statements import FAMILIES, REGISTRY, Result, as_dict, families, page, select, verify as run
+from ..statements import (
+    FAMILIES,
+    REGISTRY,
+    Check,
+    Result,
+    as_dict,
+    families,
+    page,
+    select,
+    verify as run,
+)
 from ._shared import INTERRUPTED, Screen, check_output, current_screen, write
 
 STARTING = 3.0
@@ -63,7 +74,7 @@ def verify(
     screen = current_screen()
     check_output(output)
     check_output(html)
-    chosen = select(only, family)
+    chosen = sorted(select(only, family), key=lambda s: list(FAMILIES).index(s.family))
     cost = {s.id: s.seconds[int(quick)] for s in chosen}
     found: dict[str, Result] = {}
 
@@ -109,10 +120,7 @@ def _print(
     for result in results:
         screen.detail(f"[bold]{result.id}[/bold], {result.seconds:.2f} seconds")
         for check in result.checks:
-            screen.detail(
-                f"  {'as expected' if check.ok else 'unexpected '}  {escape(check.said)}: "
-                f"measured {check.value:.6g}, limit {check.limit:.6g}, trials {check.trials:,}"
-            )
+            screen.detail(f"  {'as expected' if check.ok else 'unexpected '}  {_measured(check)}")
         if result.error:
             screen.detail(f"  {escape(result.error)}")
     screen.say(table)
@@ -120,6 +128,13 @@ def _print(
         screen.say()
         screen.say(_summary(record))
     screen.say()
+
+
+def _measured(check: Check) -> str:
+    """What a check says, and the numbers that it has."""
+    numbers = {"measured": check.value, "limit": check.limit, "trials": check.trials or math.nan}
+    seen = ", ".join(f"{name} {x:.6g}" for name, x in numbers.items() if not math.isnan(x))
+    return escape(f"{check.said}: {seen}" if seen else check.said)
 
 
 def _summary(record: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,10 +1,19 @@
-"""What an experiment may conclude, and the words in which it says so. Never "proved"."""
+"""What an experiment may conclude, and the words in which it says so. Never "proved".
+
+NaN is never a good result. Python's `max(0.1, nan)` is 0.1, so experiments take `max` and `min`
+from here.
+"""
 
 from __future__ import annotations
 
+import builtins
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar, overload
+
+T = TypeVar("T")
 
 LOOSE = 0.05
 """A bound of which less than this share is reached would not notice much."""
@@ -56,11 +65,13 @@ def holds(error: float, limit: float, what: str = "", trials: int = 1) -> Check:
         what: what was compared, if there are several.
         trials: in how many cases.
     """
+    ok = _small(error, limit) and trials > 0
     said = f"{_prefix(what)}holds to {_short(error)}"
-    if not error <= limit:
+    if not ok:
         said = f"{_prefix(what)}is off by {_short(error)}, and {_short(limit)} is allowed"
+        said += "" if trials else ": nothing was tried"
     criterion = f"Differences of at most {_short(limit)}." if limit else "No difference at all."
-    return Check(Kind.IDENTITY, bool(error <= limit), said, float(error), limit, trials, criterion)
+    return Check(Kind.IDENTITY, ok, said, float(error), limit, trials, criterion)
 
 
 def bounded(ratio: float, trials: int, what: str = "", least: float = 0.0) -> Check:
@@ -72,12 +83,13 @@ def bounded(ratio: float, trials: int, what: str = "", least: float = 0.0) -> Ch
         what: what is bounded, if there are several.
         least: the smallest ratio that the search must reach to mean something.
     """
-    ok = bool(least <= ratio <= 1 + ROUNDING)
+    ok = bool(least <= ratio <= 1 + ROUNDING) and trials > 0
     said = f"{_prefix(what)}not refuted: {ratio:.3g} of the bound, {trials:,} trials"
     if ok and ratio < LOOSE:
         said += " (loose: it would not notice much)"
     if not ok:
-        said = f"{_prefix(what)}{ratio:.3g} of the bound, in {trials:,} trials"
+        cases = f"in {trials:,} trials" if trials else "nothing was tried"
+        said = f"{_prefix(what)}{ratio:.3g} of the bound, {cases}"
     criterion = "No ratio to the bound above 1."
     if least > 0:
         criterion = f"The largest ratio to the bound is between {least:g} and 1."
@@ -94,7 +106,7 @@ def rate(value: float, theory: float, within: float, what: str = "") -> Check:
         what: what was fitted, if there are several.
     """
     said = f"{_prefix(what)}{value:.3f}, theory {theory:g}"
-    ok = bool(abs(value - theory) <= within)
+    ok = _small(abs(value - theory), within)
     criterion = f"Within {within:g} of {theory:g}."
     return Check(Kind.RATE, ok, said, float(value), theory, criterion=criterion)
 
@@ -107,13 +119,12 @@ def built(error: float, limit: float, what: str = "") -> Check:
         limit: how large it may be.
         what: what was built, if there are several.
     """
+    ok = _small(error, limit)
     said = f"{_prefix(what)}built, error {_short(error)}"
-    if not error <= limit:
+    if not ok:
         said += f", and {_short(limit)} is allowed"
     criterion = f"An error of at most {_short(limit)}."
-    return Check(
-        Kind.EXISTENCE, bool(error <= limit), said, float(error), limit, criterion=criterion
-    )
+    return Check(Kind.EXISTENCE, ok, said, float(error), limit, criterion=criterion)
 
 
 def refuted(seen: bool, said: str, value: float = math.nan) -> Check:
@@ -131,7 +142,44 @@ def refuted(seen: bool, said: str, value: float = math.nan) -> Check:
 
 def quoted(said: str) -> Check:
     """What is only quoted from elsewhere, and not tested here."""
-    return Check(Kind.QUOTED, True, f"quoted: {said}")
+    return Check(Kind.QUOTED, True, f"quoted: {said}", trials=0)
+
+
+@overload
+def max(
+    first: Iterable[T], /, *, key: Callable[[T], Any] | None = None, default: T | None = None
+) -> T: ...
+@overload
+def max(first: T, /, *others: T) -> T: ...
+def max(first: Any, /, *others: Any, **options: Any) -> Any:
+    """Python's `max`, but a NaN among the values is the result."""
+    return _extreme(builtins.max, first, others, options)
+
+
+@overload
+def min(
+    first: Iterable[T], /, *, key: Callable[[T], Any] | None = None, default: T | None = None
+) -> T: ...
+@overload
+def min(first: T, /, *others: T) -> T: ...
+def min(first: Any, /, *others: Any, **options: Any) -> Any:
+    """Python's `min`, but a NaN among the values is the result."""
+    return _extreme(builtins.min, first, others, options)
+
+
+def _extreme(pick: Callable[..., Any], first: Any, others: tuple[Any, ...], options: Any) -> Any:
+    values = [first, *others] if others else list(first)
+    key = options.get("key") or (lambda value: value)
+    for value in values:
+        mark = key(value)
+        if mark != mark:  # true of NaN alone
+            return value
+    return pick(values, **options)
+
+
+def _small(error: float, limit: float) -> bool:
+    """Whether an error is within a limit. NaN is not, and no limit is none."""
+    return bool(0 <= error <= limit < math.inf)
 
 
 def _prefix(what: str) -> str:

@@ -265,7 +265,9 @@ def _about(name: str) -> str:
 
     text = (operator.attrgetter(name)(pushforward).__doc__ or "").replace("$$", "$")
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    return _prose(re.split(r"(?<=[.:])\s", paragraph)[0].replace("``", "`"))
+    paragraph = re.sub(r" \[[AB], [^\]]*\]", "", paragraph)  # where it stands in a paper
+    first = re.split(r"(?<=[.:])\s", paragraph)[0].rstrip(".:")
+    return _prose(f"{first.replace('``', '`')}.")
 
 
 def _packed(body: str, found: Sequence[Found]) -> str:
@@ -278,7 +280,7 @@ def _packed(body: str, found: Sequence[Found]) -> str:
 
     body = re.sub("data-figure='([^']*)'", take, body)
     known = [REGISTRY[s["id"]] for s in found if s["id"] in REGISTRY]
-    sources = {s.id: f"# {s.file}\n\n{s.source_code}" for s in known}
+    sources = {s.id: s.source_code for s in known}
     text = json.dumps({"figures": figures, "sources": sources})
     packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     return f'{body}\n<script type="application/gzip" id="packed">{packed}</script>'

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from .._tools.checks import check_flags, check_kind, check_number, check_seed
+from .._tools.checks import check_flags, check_kind, check_number
 from ._checks import Check
 from ._run import Result
-from ._statement import REGISTRY
+from ._statement import REGISTRY, Setting
 
 SCHEMA = 2
 """The version of the layout of the data; it changes if a key changes its meaning."""
@@ -50,8 +50,8 @@ def as_dict(
     check_kind("results", results, Sequence, "For example what `verify` returns.")
     for result in results:
         check_kind("results[k]", result, Result, "For example what `verify` returns.")
-    check_flags(quick=quick, defects=defects)
-    check_seed(seed)
+    check_flags(defects=defects)
+    Setting(quick, seed)
     check_number("seconds", seconds)
     return {
         "schema": SCHEMA, "date": str(date.today()), "machine": platform.machine(),

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -133,7 +133,7 @@ def _in_processes(
             jobs = {pool.submit(run_statement, s.id, setting, defects): s.id for s in order}
         try:
             for job in as_completed(jobs):
-                result = job.result()
+                result = _result(job, jobs[job])
                 show(result)
                 yield jobs[job], result
         except KeyboardInterrupt:
@@ -141,6 +141,14 @@ def _in_processes(
             for process in set(active_children()) - others:
                 process.terminate()
             raise
+
+
+def _result(job: Future[Result], id: str) -> Result:
+    """What a process has found. If one was killed, such as for want of memory, the rest is red."""
+    try:
+        return job.result()
+    except BrokenExecutor:
+        return Result(id, (), (), 0.0, "the process ended before the experiment did")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class Setting:
 
     Args:
         quick: whether the short variant is asked for.
-        seed: of all random numbers.
+        seed: of all random numbers, from 0.
 
     Examples:
         >>> pf.statements.Setting(quick=True).pick(1000, 10)
@@ -37,6 +37,8 @@ class Setting:
     def __post_init__(self) -> None:
         check_flags(quick=self.quick)
         check_seed(self.seed)
+        if not 0 <= self.seed < 2**50:  # `generator` takes a thousand times as many
+            raise ValueError(f"`seed` must be from 0 to 2^50, got {self.seed}.")
 
     def pick(self, default: T, quick: T) -> T:
         """The first value, or the second in the short variant."""
@@ -100,9 +102,11 @@ class Statement:
 
     @property
     def source_code(self) -> str:
-        """The experiment as it is written."""
+        """The experiment as it is written, below where it is and what tests it."""
         text = inspect.getsource(self.run)
-        return text[text.index("\ndef ") + 1 :]
+        code = text[text.index("\ndef ") + 1 :]
+        test = f"tests/test_statements.py::test_a_statement_is_as_expected[{self.id}]"
+        return f"# {self.file}\n# {test}\n\n{code}"
 
 
 REGISTRY: dict[str, Statement] = {}

@@ -18,7 +18,7 @@ from ...maps import Attention, Block, Causal, InContextMap, Residual, Transforme
 from ...measures import Measure
 from ...pictures import Figure, series
 from ...representation import decode, rewritings
-from .._checks import Check, bounded, built, holds, quoted, rate, refuted
+from .._checks import Check, bounded, built, holds, max, min, quoted, rate, refuted
 from .._laws import box, dyadic, simplex
 from .._statement import Setting, planted, statement
 

@@ -19,7 +19,7 @@ from ...distances import wasserstein
 from ...measures import Measure, MeasureMap
 from ...pictures import Figure, series
 from ...representation import Verdict, characterise, decode, zoo
-from .._checks import Check, bounded, holds, rate, refuted
+from .._checks import Check, bounded, holds, max, min, rate, refuted
 from .._laws import beside_one, box, bump, dyadic, shuffled, stretched
 from .._statement import Setting, planted, statement
 

@@ -14,7 +14,7 @@ from ...maps import InContextMap
 from ...measures import Measure
 from ...pictures import Figure, series
 from ...representation import MassPreserving, ProbabilityValued, derivative, flattened, zoo
-from .._checks import Check, bounded, holds, rate, refuted
+from .._checks import Check, bounded, holds, max, min, rate, refuted
 from .._laws import ball, cloud, point, several, unit, wave
 from .._probing import added, approaches, first, flat, quotient, safe_radius, shift, soft
 from .._statement import Setting, planted, replaced, statement

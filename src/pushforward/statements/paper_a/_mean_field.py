@@ -17,7 +17,7 @@ from ...maps import InContextMap, Residual
 from ...measures import Measure
 from ...pictures import Figure, series
 from ...relations import Sinkhorn, Softmax
-from .._checks import Check, holds, rate
+from .._checks import Check, holds, max, rate
 from .._laws import attention_field, box, gap, simplex
 from .._statement import Setting, planted, statement
 

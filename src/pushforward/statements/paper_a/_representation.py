@@ -20,6 +20,7 @@ from ...representation import (
     Excess,
     MassPreserving,
     Probe,
+    ProbedImage,
     RecoveredMap,
     Verdict,
     characterise,
@@ -28,7 +29,7 @@ from ...representation import (
     recover,
     zoo,
 )
-from .._checks import Check, Kind, bounded, holds, rate, refuted
+from .._checks import Check, Kind, bounded, holds, max, min, rate, refuted
 from .._laws import ball, beside_one, box, bump, dyadic, shuffled, simplex, stretched
 from .._statement import Setting, planted, replaced, statement
 from ._in_context import fold, two_points
@@ -95,9 +96,9 @@ def slopes_of_probes(s: Setting) -> Iterator[Check | Figure]:
     )  # fmt: skip
 
 
-def by_thirds(self: RecoveredMap, image: Callable[[float], Tensor], eta: float) -> Tensor:
+def by_thirds(self: RecoveredMap, image: Callable[[float], ProbedImage], eta: float) -> Tensor:
     """A wrong extrapolation: a third of the mass in place of half of it."""
-    return 2 * image(eta / 3) - image(eta) if self.extrapolate else image(eta)
+    return 2 * image(eta / 3).image - image(eta).image if self.extrapolate else image(eta).image
 
 
 @statement(
@@ -157,10 +158,10 @@ def exactly_recovered(s: Setting) -> Iterator[Check]:
     yield holds(max(errors), 1e-12, trials=len(masses))
 
 
-def nearest_image(self: Probe, f: MeasureMap, mu: Measure, x: Tensor, eta: float) -> Tensor:
+def nearest_image(self: Probe, f: MeasureMap, mu: Measure, x: Tensor, eta: float) -> ProbedImage:
     """A wrong tag: the image that is nearest to the point."""
     out = f(mu).atoms
-    return out[(out - x).norm(dim=-1).argmin()]
+    return ProbedImage(out[(out - x).norm(dim=-1).argmin()], 0.0, 0.0)
 
 
 @statement(
@@ -169,7 +170,7 @@ def nearest_image(self: Probe, f: MeasureMap, mu: Measure, x: Tensor, eta: float
     "The push-forward by the recovered in-context map is the map between measures, also after "
     "composition.",
     r"f(\mu)=G(\mu,\cdot)_\sharp\,\mu",
-    defect=lambda: replaced(Excess, "image", nearest_image),
+    defect=lambda: replaced(Excess, "find", nearest_image),
     seconds=(0.6, 0.6),
     api=("recover", "InContextMap.push", "wasserstein"),
 )
@@ -317,8 +318,7 @@ def lipschitz_derivative(s: Setting) -> Iterator[Check | Figure]:
         distance = context_distance(mu, nu) + float((x - y).norm()) + farthest
         sides.append((max(1.0, bound.x, bound.mu) * distance, float((a - b).abs())))
     right, left = zip(*sides, strict=True)
-    worst = max(b / max(a, 1e-300) for a, b in sides)
-    yield bounded(worst, pairs)
+    yield bounded(max(b / max(a, 1e-300) for a, b in sides), pairs)
     ends = min(right), max(right)
     yield Figure(
         "Differences of the derivative", "Lipschitz constant times distance", "difference",

@@ -24,7 +24,7 @@ from ...distances import wasserstein
 from ...measures import Measure
 from ...pictures import Figure, series
 from ...relations import Conditional, Coupling, Exact, Hardmax, Relation, Sinkhorn, relate
-from .._checks import Check, bounded, built, holds, rate, refuted
+from .._checks import Check, bounded, built, holds, max, min, rate, refuted
 from .._laws import box, simplex
 from .._statement import Setting, planted, replaced, statement
 

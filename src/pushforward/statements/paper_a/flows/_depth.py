@@ -13,7 +13,7 @@ from ....flows.fields import Linear, Sum
 from ....maps import MLP, Attention, Compose, InContextMap, Residual
 from ....measures import Measure
 from ....pictures import Figure, series
-from ..._checks import Check, bounded, holds, rate, refuted
+from ..._checks import Check, bounded, holds, max, rate, refuted
 from ..._laws import attention_field, box, gap
 from ..._statement import Setting, planted, statement
 

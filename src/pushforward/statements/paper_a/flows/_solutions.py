@@ -17,7 +17,7 @@ from ....measures import Measure, MeasureMap
 from ....pictures import Figure, series
 from ....relations import Exponential, Normaliser, Softmax
 from ....representation import Decode, recover
-from ..._checks import Check, bounded, holds, rate, refuted
+from ..._checks import Check, bounded, holds, max, rate, refuted
 from ..._laws import attention_field, box, gap, shuffled, simplex
 from ..._statement import Setting, planted, statement
 
@@ -314,7 +314,7 @@ def dobrushin(s: Setting) -> Iterator[Check | Figure]:
             float(wasserstein(m, n)) / (start * math.exp((L + K) * t))
             for m, n, t in zip(a, b, times, strict=True)
         ]
-        worst = max(worst, (ratios[-1], times, ratios))
+        worst = max((worst, (ratios[-1], times, ratios)), key=lambda found: found[0])
     yield bounded(worst[0], trials, least=0.05)
     yield Figure(
         "Distance of two contexts, as a share of the bound",

@@ -95,9 +95,9 @@ def primitive(r: float) -> float:
 @statement(
     "A.cs.exact",
     "beside Section 1.1",
-    "With constant influence the flock has a closed form. Velocities become equal if their "
-    "diameter is smaller than the influence beyond the diameter of the flock; of two birds, only "
-    "then.",
+    "With constant influence the flock has a closed form. In general velocities become equal if "
+    "their diameter is smaller than the integral of the influence beyond the diameter of the "
+    "flock. Two birds do so only then.",
     r"D_V(0)<\int_{D_X(0)}^\infty\psi\ \Rightarrow\ D_V(t)\le D_V(0)\,e^{-\psi(\max D_X)t},"
     r"\qquad D_V(t)+\int_{D_X(0)}^{D_X(t)}\psi=D_V(0)\ \text{(two birds)}",
     defect=planted(__name__, "pull", lambda r: 2 / (1 + r**2)),

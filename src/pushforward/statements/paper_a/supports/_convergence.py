@@ -14,7 +14,7 @@ from ....maps import InContextMap
 from ....measures import Measure
 from ....pictures import Figure, series
 from ....representation import decode, zoo
-from ..._checks import Check, bounded, holds, rate, refuted
+from ..._checks import Check, bounded, holds, max, min, rate, refuted
 from ..._laws import ball, box, cones, simplex
 from ..._statement import Setting, planted, statement
 

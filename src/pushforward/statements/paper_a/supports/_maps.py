@@ -15,7 +15,7 @@ from ....distances import wasserstein
 from ....measures import Measure, MeasureMap
 from ....pictures import Figure, Series, series
 from ....representation import decode, refinements, rewritings, zoo
-from ..._checks import Check, bounded, built, holds, refuted
+from ..._checks import Check, bounded, built, holds, max, min, refuted
 from ..._laws import box, cones, dyadic, maps, shuffled, simplex
 from ..._statement import Setting, planted, statement
 

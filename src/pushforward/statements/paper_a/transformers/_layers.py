@@ -17,7 +17,7 @@ from ....ops import IMPLS
 from ....pictures import Figure, series
 from ....relations import Exponential, Hardmax, Normaliser, Softmax
 from ....representation import zoo
-from ..._checks import Check, bounded, holds, rate, refuted
+from ..._checks import Check, bounded, holds, max, rate, refuted
 from ..._laws import attention_field, ball, box, gap, simplex
 from ..._statement import Setting, planted, statement
 

@@ -27,7 +27,7 @@ from ....maps import (
 from ....measures import Measure
 from ....pictures import Figure, series
 from ....representation import zoo
-from ..._checks import Check, bounded, built, holds, quoted, rate
+from ..._checks import Check, bounded, built, holds, max, quoted, rate
 from ..._laws import box, gap, simplex
 from ..._statement import Setting, planted, statement
 

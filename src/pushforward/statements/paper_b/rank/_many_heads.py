@@ -14,7 +14,7 @@ from ....measures import Measure
 from ....pictures import Figure, series
 from ....relations import Sinkhorn, relate
 from ....sinkhorn import doubly_stochastic
-from ..._checks import Check, bounded, built, holds, refuted
+from ..._checks import Check, bounded, built, holds, max, min, refuted
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 

@@ -27,7 +27,7 @@ from ....relations import (
     Softmax,
     relate,
 )
-from ..._checks import Check, bounded, holds, refuted
+from ..._checks import Check, bounded, holds, max, refuted
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 

@@ -16,7 +16,7 @@ from ....measures import Measure
 from ....pictures import Figure, series
 from ....relations import Coupling, Exact, Sinkhorn, relate
 from ....sinkhorn import doubly_stochastic
-from ..._checks import Check, bounded, holds, rate, refuted
+from ..._checks import Check, bounded, holds, max, min, rate, refuted
 from ..._laws import box, simplex
 from ..._statement import Setting, planted, statement
 
