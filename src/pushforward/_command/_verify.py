@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..pictures import STATUS
 from ..statements import FAMILIES, REGISTRY, Result, as_dict, families, page, select, verify as run
-from ._shared import INTERRUPTED, Screen, check_output, current_screen, write
+from ._shared import INTERRUPTED, Screen, check_apart, check_output, current_screen, write
 
 STARTING = 3.0
 """Seconds until a process has imported everything."""
@@ -63,6 +63,7 @@ def verify(
     screen = current_screen()
     check_output(output)
     check_output(html)
+    check_apart({"--json": output, "--html": html})
     chosen = select(only, family)
     cost = {s.id: s.seconds[int(quick)] for s in chosen}
     found: dict[str, Result] = {}
