@@ -62,7 +62,7 @@ def depth(case: Case) -> Section:
     columns = {name: [row[name] for row in table] for name in table[0]}
     numbers = {**columns, "steps": steps, "tokens": len(clouds[0])}
     plots = [
-        cosine_figure(columns["cosine"]), rank_figure(columns["rank"], min(clouds[-1].shape)),
+        cosine_figure(columns["cosine"]), rank_figure(columns["rank"], max(min(x.shape) for x in clouds)),
         paths_figure(clouds),
     ]  # fmt: skip
     return Section("depth", finding.said, [finding], lines, numbers, plots)
