@@ -222,6 +222,15 @@ def test_an_audit_is_compared_with_an_older_one(folder, capfd):
     assert main(["audit", "models.py:mean", *late]) == 1
 
 
+@pytest.mark.parametrize("arguments,words", [
+    (["relate", "rows.npy", "b.npy", "--eps", "inf", "--out", "p.npz"], "positive and finite"),
+    (["relat"], "No such command 'relat'. Did you mean 'relate'? See pushforward --help."),
+])  # fmt: skip
+def test_wrong_usage_is_said_in_a_sentence(arguments, words, folder, capfd):
+    assert main(arguments) == 2
+    assert words in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("file", ["models.py", "rows.csv", "audit.html", "tensors.json"])
 def test_no_output_replaces_what_is_read_or_another_output(file, folder, capfd):
     Path("tensors.json").write_text('{"class": "nn.Linear"}')
