@@ -26,7 +26,7 @@ ABOUT = {
     "statements": "the papers, tested",
     "_command": "the command `pushforward`",
 }
-COLUMN = {"ops": 0, "distances": 0, "measures": 2, "pictures": 2, "approximation": 2}
+COLUMN = {"ops": 0, "distances": 0, "fitting": 0, "measures": 2, "pictures": 2, "approximation": 2}
 WIDTH, HEIGHT, ACROSS, UP, MARGIN = 190, 44, 230, 78, 12
 
 
@@ -103,9 +103,10 @@ def _box(name: str, x: int, y: int) -> str:
     if name == "_tools":  # below everything
         x, width = MARGIN, 2 * ACROSS + WIDTH
     middle = x + width / 2
+    about = escape(ABOUT.get(name, "").replace("`", ""))  # Markdown would end the picture there
     return (
         f'<rect x="{x}" y="{y}" width="{width}" height="{HEIGHT}" rx="6" fill="#eef3f6" '
         f'stroke="#1f6f8b"/><text x="{middle}" y="{y + 18}" text-anchor="middle" font-size="14" '
         f'font-weight="600" fill="#17323f">{escape(name)}</text><text x="{middle}" y="{y + 34}" '
-        f'text-anchor="middle" font-size="11" fill="#4a5c68">{escape(ABOUT.get(name, ""))}</text>'
+        f'text-anchor="middle" font-size="11" fill="#4a5c68">{about}</text>'
     )

@@ -28,6 +28,13 @@ def on_files(files: object, config: object) -> object:
     return files
 
 
+def on_page_content(content: str, **_: object) -> str:
+    """Keep numbers in tables on one line: a browser breaks `4e-07` after its hyphen."""
+    number = lambda found: f'<span class="number">{found[0]}</span>'
+    cell = lambda found: re.sub(r"\b[\d.,]+e-\d+\b", number, found[0])
+    return re.sub(r"<td\b[^>]*>[^<]*</td>", cell, content)
+
+
 def on_page_markdown(markdown: str, page: object, **_: object) -> str:
     """Put each chart, with its caption, where the page says."""
     up = "../" * page.file.src_uri.count("/")

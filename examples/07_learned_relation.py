@@ -3,7 +3,7 @@
 The rule to learn couples central points of one cloud with central points of the other, and outer
 points with outer points. Whether a point is central depends on its cloud. The encoders q(mu, x)
 and k(nu, y) are trained on clouds of 8 to 24 points and tested on other sizes. Writes
-out/relation.png.
+out/relation.png. It takes about 25 seconds on one core.
 """
 
 import sys

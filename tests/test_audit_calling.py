@@ -87,8 +87,9 @@ def test_running_statistics_are_state():
         (nn.Linear(4, 4).float(), {}, "parameters are float32 and the data float64"),
         (lambda c, q: q, {}, "pass `queries=`"),
         (lambda x: x, {"queries": DATA}, "pass `queries=`"),
+        (nn.Embedding(9, 4), {}, "it looks up token ids: give the embeddings"),
     ],
-    ids=["class token", "dtype", "no queries", "queries"],
+    ids=["class token", "dtype", "no queries", "queries", "token ids"],
 )
 def test_what_helps_is_said(model, options, words):
     assert words in pf.audit(model, DATA, **options).verdict

@@ -299,6 +299,19 @@ def test_what_has_become_worse_is_said():
     assert small.compare(json.loads(fine.to_json())).exit_code == 1
 
 
+def test_a_model_that_reads_the_order_now_is_worse_unless_it_may():
+    """A model that is seen to read positions is not tested for sets, so nothing is refuted."""
+    old = pf.audit(torch.tanh, DATA, sections=SYMMETRIES).to_dict()
+    steps = torch.arange(1024.0, dtype=DATA.dtype)[:, None]
+    reads = lambda x: torch.tanh(x + steps[: x.shape[-2]])
+    seen = pf.audit(Model(reads, name="m"), DATA, sections=SYMMETRIES)
+    assert seen.exit_code == 0 and seen.mode == "sequence"
+    worse = seen.compare(old)
+    assert worse.exit_code == 1 and [f.name for f in worse.worse] == ["order"]
+    said = pf.audit(Model(reads, name="m", mode="sequence"), DATA, sections=SYMMETRIES)
+    assert said.compare(old).exit_code == 0
+
+
 def test_what_was_run_once_only_is_not_compared():
     both = pf.audit(torch.tanh, DATA, sections=["symmetries", "sensitivity"])
     one = pf.audit(torch.tanh, DATA, sections=SYMMETRIES, seed=1)

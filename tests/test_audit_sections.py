@@ -134,6 +134,15 @@ def test_oversmoothing_is_noted():
     assert kept["rank"][0] == pytest.approx(kept["rank"][-1])
 
 
+def test_the_axis_of_ranks_reaches_the_widest_layer():
+    """Tokens of two numbers that are embedded in sixteen, and read out again."""
+    torch.manual_seed(0)
+    wide = pf.Transformer(2, depth=2, width=16).to(DATA.dtype)
+    section = pf.audit(wide, DATA[:, :2], sections=["depth"])["depth"]
+    (figure,) = (f for f in section.plots if f.title == "Effective rank")
+    assert max(section.numbers["rank"]) > 2 and figure.y_range == (0.0, 16.0)
+
+
 def test_tied_layers_and_flows_have_depth():
     class Tied(nn.Module):
         def __init__(self):

@@ -222,6 +222,26 @@ def test_an_audit_is_compared_with_an_older_one(folder, capfd):
     assert main(["audit", "models.py:mean", *late]) == 1
 
 
+@pytest.mark.parametrize("arguments,words", [
+    (["relate", "rows.npy", "b.npy", "--eps", "inf", "--out", "p.npz"], "positive and finite"),
+    (["relat"], "No such command 'relat'. Did you mean 'relate'? See pushforward --help."),
+])  # fmt: skip
+def test_wrong_usage_is_said_in_a_sentence(arguments, words, folder, capfd):
+    assert main(arguments) == 2
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["models.py", "rows.csv", "audit.html", "tensors.json"])
+def test_no_output_replaces_what_is_read_or_another_output(file, folder, capfd):
+    Path("tensors.json").write_text('{"class": "nn.Linear"}')
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    model = "tensors.safetensors" if file == "tensors.json" else "models.py:mean"
+    run = ["audit", model, "--data", "rows.csv", "--html", "audit.html"]
+    assert main([*run, "--json", str(folder / "." / file)]) == 2
+    assert file in capfd.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "{}", '{"schema": 1}', "\0"])
 def test_an_audit_that_is_none_is_refused_before_the_work(text, folder, capfd):
     Path("old.json").write_text(text)

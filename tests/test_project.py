@@ -181,6 +181,14 @@ def test_equation_by_equation():
         assert label.match(tag.label), tag
 
 
+def test_every_chapter_has_a_place_of_its_own_in_the_picture():
+    """No box hides another, and nothing in them is Markdown."""
+    page = site("chapters")
+    drawn = page.picture(page.may_import())
+    boxes = re.findall(r'<rect x="(\d+)" y="(\d+)"', drawn)
+    assert len(boxes) == len(set(boxes)) == len(page.may_import()) and "`" not in drawn
+
+
 def test_documentation_builds(tmp_path):
     """Strictly, with the blocks of all pages run, and no formula left as dollars in the text."""
     done = subprocess.run(
@@ -194,6 +202,8 @@ def test_documentation_builds(tmp_path):
         assert "$" not in text and "arithmatex" not in text, page.name
         loaded = re.findall(r'<(?:script|img|iframe)[^>]+src="?(http[^"> ]+)', page.read_text())
         assert not loaded, f"{page.name} needs the network: {loaded}"
+    table = (tmp_path / "benchmarks.html").read_text()
+    assert '<td><span class="number">4e-07</span></td>' in table  # no line ends within a number
     assert (tmp_path / "search" / "search_index.js").exists()  # search in a site opened from disk
 
 

@@ -68,10 +68,13 @@ def _shared(
     130 interrupted.
 
     Examples:
-    - pushforward verify --quick
     - pushforward verify --html verify.html --json verify.json
+    - pushforward audit model.py:encoder --data cells.npy --html audit.html
+    - pushforward flow clusters.yaml --out run
+    - pushforward fit swarm.yaml --out run
+    - pushforward relate a.npy b.npy --eps 0.05 --out plan.npz
     - pushforward tour
-    - pushforward verify --help
+    - pushforward audit --help
     """
     open_screen(quiet, verbose)
 
@@ -113,7 +116,8 @@ def _failed(error: Exception, code: int, debug: bool) -> int:
         return code
     words = getattr(error, "format_message", lambda: str(error))()  # names the option
     if isinstance(error, typer.TyperException):
-        words = f"{words.rstrip('.')}. See pushforward --help."
+        end = "" if words.endswith(("?", ".")) else "."
+        words = f"{words}{end} See pushforward --help."
     if code == UNTRIED:
         words = f"{type(error).__name__}: {words} (--debug shows where)"
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(words.split()))

@@ -14,8 +14,8 @@ from rich.text import Text
 from ..auditing import Model, audit as run
 from ..maps import trained_flock
 from ._options import command
-from ._shared import check_output, current_screen, write
-from .reading import Named, read_audit, read_model, read_rows
+from ._shared import check_apart, check_output, current_screen, write
+from .reading import Named, files_of_model, read_audit, read_model, read_rows
 
 SECTIONS = ("symmetries", "size", "theorem", "sensitivity", "depth", "relations")
 
@@ -41,7 +41,7 @@ class AuditOptions:
             "`pf.maps.save`, or a .pt2 file of `torch.export.save`. Without it, a trained model "
             "that comes with the library is audited.",
             show_default=False,
-            metavar="[MODEL]",
+            metavar="MODEL",
         ),
     ] = None
     data: Annotated[
@@ -111,6 +111,10 @@ def audit(options: AuditOptions) -> int:
     screen = current_screen()
     check_output(options.html)
     check_output(options.output)
+    check_apart(
+        {"--html": options.html, "--json": options.output},
+        inputs=[options.data, options.queries, *files_of_model(options.model or "")],
+    )
     data = None if options.data is None else read_rows(options.data, sets=True)
     queries = None if options.queries is None else read_rows(options.queries)
     old = None if options.compare is None else read_audit(options.compare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
@@ -139,8 +140,8 @@ def _measures(options: RelateOptions) -> tuple[Measure, Measure]:
     points = [read_rows(file) for file in (options.a, options.b)]
     if points[0].shape[1] != points[1].shape[1]:
         raise ValueError(
-            f"Points must be in one space, got R^{points[0].shape[1]} in {str(options.a)!r} and "
-            f"R^{points[1].shape[1]} in {str(options.b)!r}."
+            f"Points must have equally many coordinates, got {points[0].shape[1]} in "
+            f"{str(options.a)!r} and {points[1].shape[1]} in {str(options.b)!r}."
         )
     files = (None, None) if options.mass is None else options.mass
     weights = [
@@ -154,10 +155,10 @@ def _measures(options: RelateOptions) -> tuple[Measure, Measure]:
 
 
 def _affinity(options: RelateOptions) -> Affinity:
+    if not 0 < options.eps < math.inf:
+        raise ValueError(f"--eps must be positive and finite, got {options.eps}.")
     if options.affinity is AffinityName.squared:
         return SquaredDistance(options.eps)
-    if not options.eps > 0:
-        raise ValueError(f"--eps must be positive, got {options.eps}.")
     return Dot(1 / options.eps)
 
 

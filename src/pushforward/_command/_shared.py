@@ -4,6 +4,7 @@ A command asks for the screen, checks its files before the work, and writes them
 
     screen = current_screen()
     check_output(html)                        # before hours of work, not after
+    check_apart({"--html": html}, inputs=[data])
     with screen.progress("layers", total=8) as advance:
         advance(1, "layer 1")
     screen.say(table)                         # not with --quiet
@@ -15,7 +16,7 @@ A command asks for the screen, checks its files before the work, and writes them
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -137,6 +138,30 @@ def check_output(file: Path | None, suffix: str = "") -> None:
         raise ValueError(f"The file must end in {suffix}, got {file.name!r}.")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ValueError(f"{str(file)!r} may not be written. Choose another file.")
+
+
+def check_apart(outputs: dict[str, Path | None], inputs: Iterable[Path | None] = ()) -> None:
+    """Refuse two outputs of one name, and an output that would replace what is read.
+
+    Args:
+        outputs: files by the options that name them, None where there is none.
+        inputs: files that the command reads.
+    """
+    read = {file.resolve() for file in inputs if file is not None}
+    taken: dict[Path, str] = {}
+    for option, file in outputs.items():
+        if file is None:
+            continue
+        place = file.resolve()
+        if place in read:
+            raise ValueError(
+                f"{option} would replace {str(file)!r}, which is read. Choose another file."
+            )
+        if place in taken:
+            raise ValueError(
+                f"{taken[place]} and {option} both name {str(file)!r}. Choose another for one."
+            )
+        taken[place] = option
 
 
 def write(file: Path | None, text: str) -> None:

@@ -25,7 +25,7 @@ from ..statements import (
     select,
     verify as run,
 )
-from ._shared import INTERRUPTED, Screen, check_output, current_screen, write
+from ._shared import INTERRUPTED, Screen, check_apart, check_output, current_screen, write
 
 STARTING = 3.0
 """Seconds until a process has imported everything."""
@@ -74,6 +74,7 @@ def verify(
     screen = current_screen()
     check_output(output)
     check_output(html)
+    check_apart({"--json": output, "--html": html})
     chosen = sorted(select(only, family), key=lambda s: list(FAMILIES).index(s.family))
     cost = {s.id: s.seconds[int(quick)] for s in chosen}
     found: dict[str, Result] = {}

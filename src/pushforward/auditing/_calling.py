@@ -173,6 +173,12 @@ def _hint(model: Any, mu: Measure, errors: Sequence[BlackBoxError]) -> str:
     causes = [error.__cause__ for error in errors if isinstance(error, CallRejected)]
     if any(isinstance(e, TypeError) and "positional argument" in str(e) for e in causes):
         return " (pass `queries=` for a model of a context and queries, and only for such a model)"
+    if any(isinstance(e, RuntimeError) and "of the following scalar types: Long" in str(e)
+           for e in causes):  # fmt: skip
+        return (
+            " (it looks up token ids: give the embeddings of the tokens as data, and as model a "
+            "function of them, such as `lambda x: model(inputs_embeds=x)`)"
+        )
     if isinstance(model, nn.Module) and causes:
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         if dtypes and mu.dtype not in dtypes:

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on: a loss is not finite."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Fit:
     """A trained model, and how it was trained.
 
@@ -50,10 +50,15 @@ class Fit:
     """
 
     model: Any
-    log: list[Row] = field(repr=False)
+    log: list[Row]
     steps: int
     folder: Path | None = None
-    obstructions: Obstructions | None = field(default=None, repr=False)
+    obstructions: Obstructions | None = None
+
+    def __repr__(self) -> str:
+        """Short, for notebooks: a model prints a line for each of its layers."""
+        where = "" if self.folder is None else f", folder={str(self.folder)!r}"
+        return f"Fit({type(self.model).__name__}, steps={self.steps}{where})"
 
     def __str__(self) -> str:
         """The last line of the log."""

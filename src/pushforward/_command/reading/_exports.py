@@ -54,6 +54,7 @@ REFUSED = {
     "data/constants/": "pickled constants of an old format, which can run code when they are read",
     "data/sample_inputs/": "an example of another model",
     "models/": "a second model",
+    "data.pkl": "a pickled object, which runs code when it is read",
 }
 """What entries with these beginnings are."""
 

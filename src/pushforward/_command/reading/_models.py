@@ -82,6 +82,20 @@ def read_model(text: str) -> Named:
     raise ValueError(f"{text!r} is no model. {FORMS}.")
 
 
+def files_of_model(text: str) -> list[Path]:
+    """The files that hold a model: of its code, its tensors, the description beside them.
+
+    Args:
+        text: as of `read_model`.
+    """
+    path = Path(text.rpartition(":")[0] or text)
+    beside = path.with_suffix(".json") if path.suffix.lower() == ".safetensors" else None
+    if beside is None or not beside.is_file():
+        return [path]
+    with beside.open("rb") as file:  # an audit of this name is no description
+        return [path, beside] if b'"class"' in file.read(4096) else [path]
+
+
 def dimension(model: Any) -> int | None:
     """The dimension of the tokens of a model, where its modules tell."""
     for candidate in (model, getattr(model, "features", None), getattr(model, "model", None)):

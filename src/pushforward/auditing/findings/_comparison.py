@@ -60,28 +60,36 @@ class Comparison:
     def worse(self) -> tuple[Finding, ...]:
         """Findings of the new audit that are refuted or could not be tried, and were not before.
 
-        A refuted finding that has grown is one of them.
+        A refuted finding that has grown is one of them. So is an order that matters, if it did
+        not before and nobody said that the model is one of sequences.
         """
         bad = ("refuted", "unable")
         turned = [new for old, new in self.changed if new.status in bad and _is_worse(old, new)]
-        return (*(f for f in self.new if f.status in bad), *turned)
+        reads = [f for f in self.new if f.name == "order" and f.notable and self._was_free]
+        return (*(f for f in self.new if f.status in bad), *reads, *turned)
+
+    @property
+    def _was_free(self) -> bool:
+        """Whether the order did not matter in the old audit."""
+        return any(f.name == "permutation" and f.status in ("holds", "open") for f in self.gone)
 
     @property
     def exit_code(self) -> int:
         """What a command returns to its shell.
 
-        0 if nothing is worse, 1 if something is refuted that was not, or more than before, 3 if
-        something could not be tried that could be before.
+        0 if nothing is worse, 1 if something is refuted that was not, or more than before, or the
+        order matters and did not, 3 if something could not be tried that could be before.
         """
         statuses = {finding.status for finding in self.worse}
-        return 1 if "refuted" in statuses else 3 if "unable" in statuses else 0
+        return 0 if not statuses else 3 if statuses == {"unable"} else 1
 
     @property
     def headline(self) -> str:
         """The result in a sentence."""
         if self.worse:
             first = self.worse[0]
-            return f"{len(self.worse)} of the findings are worse. The first: {first.said}"
+            many = "A finding is" if len(self.worse) == 1 else f"{len(self.worse)} findings are"
+            return f"{many} worse. The first: {first.said}"
         if self.new or self.gone or self.changed:
             return "Something has changed, and nothing is worse."
         return "Nothing has changed."

@@ -61,9 +61,9 @@ def depth(case: Case) -> Section:
     ]
     columns = {name: [row[name] for row in table] for name in table[0]}
     numbers = {**columns, "steps": steps, "tokens": len(clouds[0])}
+    most = max(min(x.shape) for x in clouds)
     plots = [
-        cosine_figure(columns["cosine"]), rank_figure(columns["rank"], min(clouds[-1].shape)),
-        paths_figure(clouds),
+        cosine_figure(columns["cosine"]), rank_figure(columns["rank"], most), paths_figure(clouds)
     ]  # fmt: skip
     return Section("depth", finding.said, [finding], lines, numbers, plots)
 

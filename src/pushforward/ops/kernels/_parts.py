@@ -17,6 +17,12 @@ def problem(x, z, heads, stride):
 
 
 @triton.jit
+def _long(x):
+    """A number in 64 bits; the interpreter counts loops in plain numbers."""
+    return tl.full([], 1, tl.int64) * x
+
+
+@triton.jit
 def coordinates(
     x, start, stop, stride, factor, COUNT: tl.constexpr, SIZE: tl.constexpr, MASKED: tl.constexpr
 ):
@@ -25,7 +31,7 @@ def coordinates(
     The start is added to the pointer in 64 bits, so that what varies in a tile fits 32.
     """
     i = tl.arange(0, SIZE)
-    x += start.to(tl.int64) * stride[2]
+    x += _long(start) * stride[2]
     parts = ()
     for d in tl.static_range(COUNT):
         at = x + i * stride[2] + d * stride[3]
@@ -41,7 +47,7 @@ def coordinates(
 def numbers(x, start, stop, stride, other, SIZE: tl.constexpr, MASKED: tl.constexpr):
     """`SIZE` numbers from `start` on, and `other` beyond the end."""
     i = tl.arange(0, SIZE)
-    at = x + start.to(tl.int64) * stride + i * stride
+    at = x + _long(start) * stride + i * stride
     if MASKED:
         return tl.load(at, mask=i < stop - start, other=other)
     return tl.load(at)
@@ -54,7 +60,7 @@ def block(
 ):  # fmt: skip
     """`SIZE` points from `start` on as a matrix, with zeros beyond their width and the end."""
     i, d = tl.arange(0, SIZE)[:, None], tl.arange(0, PADDED)[None, :]
-    at = x + start.to(tl.int64) * stride[2] + (i * stride[2] + d * stride[3])
+    at = x + _long(start) * stride[2] + (i * stride[2] + d * stride[3])
     if MASKED:
         mask = i < stop - start
         if WIDTH < PADDED:
