@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._tools.precision import HALF
 from . import _narrow as narrow, _wide as wide, _wide_backward as wide_backward
-from ._problem import LARGE, Clock, Halves, strides, survey
+from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
 
 NARROW = 4
 """Points and values of at most this width run on the ordinary arithmetic units."""
@@ -60,20 +60,21 @@ def forward(
         D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         ENDS=0 if ends is None else 1 if clock is None else 2,
     )  # fmt: skip
-    given = (None if clock is None else clock.ranks, ends, found.small if found else None)
-    sizes = (m, n, q.shape[1], factor)
-    for mode in (1, 2) if bounded else (0,):
-        if thin:
-            narrow.forward[grid](
-                q, k, v, bias, *given, *result, *sizes, *map(strides, (q, k, v, bias)),
-                MODE=mode, GROUP=group, **options,
-            )  # fmt: skip
-            continue
+    ranks, small = None if clock is None else clock.ranks, found.small if found else None
+    given: tuple[Any, ...] = (ranks, ends, small)
+    sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
+    if thin:
+        points = (q, *_columns(m * n, k, v), bias)
+        options |= dict(GROUP=group)
+    else:
         high, low, exponents = _operands(q, k, v)
-        wide.forward[grid](
-            *high, bias, *low, exponents, *given, *result, *sizes, 1.0,
-            *map(strides, (*high, bias)), MODE=mode, SPLIT=not half, D_PAD=_padded(d),
-            E_PAD=_padded(e), STAGES=tile.stages, **options,
+        points, given, sizes = (*high, bias), (*low, exponents, *given), (*sizes, 1.0)
+        options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
+        options |= dict(STAGES=tile.stages, SPLIT=not half)
+    run = narrow.forward if thin else wide.forward
+    for mode in (1, 2) if bounded else (0,):
+        run[grid](
+            *points, *given, *result, *sizes, *map(strides, points), MODE=mode, **options
         )  # fmt: skip
     return result if parts == 1 else _merged(result, q.dtype if half else torch.float32)
 
@@ -97,19 +98,22 @@ def backward(
     problems, half = prod(batch), q.dtype in HALF
     thin = max(d, e) <= NARROW
     g, slope, offset = _upstream(result, *upstream, divide=thin or not half)
-    high, low, exponents = (inputs[:2], inputs[:2], None) if thin else _scored(q, k)
-    given = (
-        (q, k, v, bias) if thin else (q, k, v, bias, high[0], low[0], high[1], low[1], exponents)
-    )
-    sizes = (m, n, q.shape[1], factor) if thin else (m, n, q.shape[1], factor, 1.0)
-    steps = tuple(map(strides, (*inputs, g) if thin else (*inputs, g, *high)))
+    given: tuple[Any, ...] = inputs
+    sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
+    if thin:
+        q, k, v, g = _columns(m * n, q, k, v, g)
+        given = (q, k, v, bias)
+        steps = tuple(map(strides, (*given, g)))
+    else:
+        high, low, exponents = _scored(q, k)
+        given, sizes = (*inputs, high[0], low[0], high[1], low[1], exponents), (*sizes, 1.0)
+        steps = tuple(map(strides, (*inputs, g, *high)))
     ranks = None if clock is None else clock.ranks
     widths: dict[str, Any] = dict(D=d, E=e)
     if not thin:
-        widths |= dict(D_PAD=_padded(d), E_PAD=_padded(e), SPLIT=not half)
-    grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in inputs]
-    if problems * m * n == 0:
-        return grads
+        widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
+    grads: list[Tensor | None] = [None] * 4
+    wanted = [want and problems * m * n > 0 for want in wanted]
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = _narrow_tile(d, e) if thin else _queries_tile(d, e, half)
@@ -137,7 +141,19 @@ def backward(
             TIMED=clock is not None, **widths, **_options(tile, thin),
         )  # fmt: skip
         grads[1:] = [_summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
-    return grads
+    return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
+
+
+def _columns(pairs: int, *points: Tensor) -> list[Tensor]:
+    """Points whose coordinates lie apart, so that neighbours are read together; few stay."""
+    if pairs < 1 << 22:
+        return list(points)
+    apart = []
+    for x in points:
+        (*batch, n, width) = x.shape
+        room = x.new_empty(*batch, width, -(-n // 16) * 16)[..., :n]
+        apart.append(room.copy_(x.mT).mT)
+    return apart
 
 
 def _upstream(
@@ -164,7 +180,7 @@ def _operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Tensor | None]
     high, low, back = _scored(q, k)
     if back is None or v.shape[-1] == 0:
         return (*high, v), (*low, v), back
-    values = Halves.of(v, _padded(v.shape[-1]))
+    values = Halves.of(v)
     return (*high, values.high), (*low, values.low), torch.stack([back[:, 0], values.back], -1)
 
 
@@ -172,7 +188,7 @@ def _scored(q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
     """The same for queries and keys alone."""
     if q.dtype in HALF:
         return (q, k), (q, k), None
-    x, y = (Halves.of(t, _padded(t.shape[-1])) for t in (q, k))
+    x, y = (Halves.of(t) for t in (q, k))
     return (x.high, y.high), (x.low, y.low), torch.stack([x.back * y.back, y.back], -1)
 
 
@@ -204,11 +220,6 @@ def _parts(q: Tensor, programs: int, length: int, step: int) -> int:
     else:
         wanted = 4  # in the interpreter, so that parts are tested
     return max(1, min(wanted // max(1, programs), -(-length // (2 * step))))
-
-
-def _padded(width: int) -> int:
-    """Widths of blocks are powers of two, and tensor cores want 16 at least."""
-    return max(16, 1 << max(0, width - 1).bit_length())
 
 
 def _options(tile: Tile, thin: bool) -> dict[str, Any]:

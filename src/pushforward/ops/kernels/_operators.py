@@ -11,7 +11,7 @@ from triton import knobs
 from ..._tools.once import no_second_derivative, refuse
 from ..._tools.precision import full_precision
 from . import _launch as launch
-from ._problem import Clock
+from ._problem import LOG2, Clock
 
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
@@ -32,7 +32,7 @@ def reduce(
             "them with `.cuda()`, or use `impl='streamed'`."
         )
     out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
-    log_z = (peak + total.log2()) * torch.tensor(2.0).log().item()
+    log_z = (peak + total.log2()) * LOG2
     return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
 
 

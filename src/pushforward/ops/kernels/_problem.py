@@ -6,10 +6,13 @@ All of it is found on the device, so nothing waits for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log, prod
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from . import _survey as kernels
 
 BOUND = 60.0
 """Up to this size of the scores, in base 2, weights need no maximum: their sums stay in range."""
@@ -18,6 +21,11 @@ LARGE = 1 << 26
 """From this many pairs on, a survey of the points costs less than it saves."""
 
 LATEST = 2**31 - 1
+"""The rank of a query that sees everything."""
+
+LOG2 = log(2)
+SIZE, STEPS = 256, 8
+"""Points that are read at once, and how often, by a program that reads each once."""
 
 
 def strides(x: Tensor) -> tuple[int, ...]:
@@ -40,14 +48,44 @@ class Survey:
 
 def survey(q: Tensor, k: Tensor, bias: Tensor, factor: float) -> Survey:
     r"""Whether $|s||q_i||k_j|$ is at most `BOUND` $\log2$, by the largest norms."""
-    longest = lambda x: torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1)
-    limit = abs(factor) * longest(q) * longest(k) / torch.tensor(2.0).log().item()
-    highest = bias.amax(-1)
-    highest = highest.masked_fill(highest == -torch.inf, 0) / torch.tensor(2.0).log().item()
-    index = torch.arange(1, bias.shape[-1] + 1, dtype=torch.int32, device=bias.device)
-    ends = index.masked_fill(bias == -torch.inf, 0).amax(-1)
-    small = torch.stack([(limit <= BOUND).float(), highest], -1)
-    return Survey(small.flatten(0, 1), ends.flatten())
+    problems, heads, n = prod(q.shape[:2]), q.shape[1], bias.shape[-1]
+    highest = bias.new_full((problems,), -torch.inf)
+    ends = torch.zeros_like(highest, dtype=torch.int32)
+    grid = (-(-n // (SIZE * STEPS)), problems)
+    kernels.bias[grid](bias, highest, ends, n, heads, strides(bias), SIZE=SIZE, STEPS=STEPS)
+    limit = abs(factor) / LOG2 * (extent(q).longest.sqrt() * extent(k).longest.sqrt())
+    highest = highest.masked_fill(highest == -torch.inf, 0) / LOG2
+    return Survey(torch.stack([(limit <= BOUND).float(), highest], -1), ends)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How large the points of each problem are.
+
+    Args:
+        largest: the largest coordinate.
+        longest: the largest squared length.
+    """
+
+    largest: Tensor
+    longest: Tensor
+
+
+def extent(x: Tensor) -> Extent:
+    """The extent of points `(b, h, n, k)`, in one pass."""
+    problems, (heads, n, width) = prod(x.shape[:2]), x.shape[1:]
+    found = torch.zeros(2, problems, device=x.device)
+    padded, size = padded_width(width), min(SIZE, 8192 // padded_width(width))
+    grid = (-(-n // (size * STEPS)), problems)
+    kernels.points[grid](
+        x, *found, n, heads, strides(x), WIDTH=width, PADDED=padded, SIZE=size, STEPS=STEPS
+    )
+    return Extent(*found)
+
+
+def padded_width(width: int) -> int:
+    """Widths of blocks are powers of two, and tensor cores want 16 at least."""
+    return max(16, 1 << max(0, width - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -119,20 +157,17 @@ class Halves:
     back: Tensor
 
     @staticmethod
-    def of(x: Tensor, width: int) -> Halves:
-        """The halves, with zeros up to a width. The largest number becomes about 2^15.
+    def of(x: Tensor) -> Halves:
+        """The halves, with zeros up to a power of two. The largest number becomes about 2^15.
 
         Numbers down to 2^-18 of the largest keep all their bits.
         """
-        x = x if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
-        largest = x.abs().amax((-2, -1), keepdim=True)
-        exponent = (15 - torch.frexp(largest).exponent).clamp(-120, 120)
-        y = pad(x * _power_of_two(exponent), (0, width - x.shape[-1]))
-        high = y.half()
-        low = (y - high).half()
-        return Halves(high, low, _power_of_two(-exponent).flatten())
-
-
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """Exactly $2^e$, from the bits of a float32."""
-    return (exponent.int() + 127 << 23).view(torch.float32)
+        (*batch, n, width), padded = x.shape, padded_width(x.shape[-1])
+        high, low = (x.new_empty(*batch, n, padded, dtype=torch.float16) for _ in range(2))
+        back = x.new_empty(prod(batch))
+        size = min(SIZE, 8192 // padded)
+        kernels.halves[(-(-n // size), prod(batch))](
+            x, extent(x).largest, high, low, back, n, batch[1], strides(x),
+            WIDTH=width, PADDED=padded, SIZE=size,
+        )  # fmt: skip
+        return Halves(high, low, back)
