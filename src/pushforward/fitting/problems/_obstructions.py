@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..._tools.checks import check_kind
 from ...distances import wasserstein
 from ...measures import Measure, check_measures
-from ._tasks import Pairs, Simulation, Task, pushed
+from ._tasks import Pairs, Simulation, Task, check_usable, pushed
 
 TOLERANCE = 1e-5
 """Masses, as shares of the whole, that differ by less are equal up to rounding."""
@@ -186,6 +186,7 @@ def obstructions(pairs: Sequence[Any]) -> Obstructions:
         check_measures(source=source, target=target)
         if source.batch_shape or target.batch_shape:
             raise ValueError("`pairs` must hold single measures, got a batch.")
+        check_usable(source=source, target=target)
         found.append(_obstruction(source, target))
     return Obstructions(tuple(found))
 
