@@ -369,3 +369,27 @@ def test_two_processes_learn_from_the_batches_of_both(tmp_path):
     assert json.loads(metadata(out)["run"])["about"]["processes"] == "2"
     losses = [row["loss"] for row in json.loads(metadata(out)["run"])["log"]]
     assert losses == pytest.approx([row["loss"] for row in alone.log], rel=1e-4)
+
+
+# Ragged batches
+
+
+def test_like_sizes_are_computed_together_and_nothing_changes(monkeypatch):
+    """Losses and gradients are those of the padded batch, in its order; padding is cut."""
+    torch.set_default_dtype(torch.float64)
+    sizes, seen = (90, 3, 80, 4, 5, 100, 2, 3), []
+    pairs = [
+        (mu, mu.moved(mu.atoms + mu.n)) for mu in (couple(n)[0].to(torch.float64) for n in sizes)
+    ]
+    for loss in (Paired(), fitting.EnergyDistance()):
+        task, model = fitting.Pairs(pairs, loss), network()
+        batch = task.batch(torch.Generator(), 0)
+        push = lambda mu, model=model: seen.append(mu.atoms.shape[:2]) or model.push(mu)
+        found = task.losses(types.SimpleNamespace(push=push), batch)
+        whole = loss.between(model.push(batch.source), batch.target)
+        assert torch.allclose(found, whole, rtol=1e-12)
+        gradients = [
+            torch.autograd.grad(t.mean(), list(model.parameters())) for t in (found, whole)
+        ]
+        assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(*gradients, strict=True))
+    assert seen == [(5, 5), (3, 100)] * 2

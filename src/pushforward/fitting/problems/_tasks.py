@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..._tools.checks import check_callable, check_kind, check_optional_sizes, check_sizes
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap, check_measures, collate
+from ._groups import in_groups
 from ._laws import Law, as_law
 from ._losses import Loss, Paired, PerMeasure, SinkhornDivergence
 
@@ -234,8 +235,10 @@ class Pairs(Task):
         return Example(taken(source, kept), taken(target, other))
 
     def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
-        """The loss of each pair."""
-        return self.loss.between(pushed(model, batch.source), batch.target)
+        """The loss of each pair; on a CPU, measures of like sizes are computed together."""
+        groups, place = in_groups(*batch)
+        each = [self.loss.between(pushed(model, mu), nu) for mu, nu in groups]
+        return torch.cat(each)[place]
 
     def describe(self) -> dict[str, Any]:
         """How many pairs there are, their space, and the loss."""
