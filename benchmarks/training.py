@@ -8,11 +8,11 @@ depth, heads and hidden width. Both return displacements and see the same batche
 (AdamW) and learning rate are the same. A third row is `pf.fit` on the same pairs, with its own
 optimiser and everything else that it does.
 
-    python benchmarks/training.py           # some minutes on one core; writes training.json and .md
+    python benchmarks/training.py           # some minutes; writes training.json and .md
     python benchmarks/training.py --quick   # few steps, only printed
 
 Seconds are those that a core works, means over steps in which the models take turns. Memory is
-the peak of a process in a step, above what it held before, each in a process of its own. The error
+the peak of six steps above what the process held before, each in a process of its own. The error
 is that of held-out flocks after the same number of steps, as a share of the displacement.
 """
 
@@ -163,12 +163,11 @@ def speed(sizes, repeats):
 
 
 def memory(sizes, name):
-    """Megabytes at the peak of a step, above what the process held, with its largest flocks."""
-    pairs = flocks(sizes, 8 * BATCH, 1)
-    step = stepper(MODELS[name]())
-    largest = sorted(pairs, key=lambda pair: pair[0].n)[-BATCH:]
+    """Megabytes at the peak of some steps on the same batches, above what the process held."""
+    pairs = flocks(sizes, 128, 1)
+    step, source = stepper(MODELS[name]()), batches(pairs, 0)
     step(pairs[:2])  # libraries, moments of the optimiser
-    return peak(lambda: step(largest))
+    return peak(lambda: [step(next(source)) for _ in range(6)])
 
 
 def in_a_process(sizes, name):
