@@ -174,7 +174,10 @@ def obstructions(pairs: Sequence[Any]) -> Obstructions:
         (1.0, 1.0, 0.3333)
     """
     if isinstance(pairs, Measure) or not isinstance(pairs, Sequence) or not len(pairs):
-        raise ValueError("`pairs` must be a list of pairs (source, target), at least one.")
+        got = "none" if isinstance(pairs, list | tuple) else type(pairs).__name__
+        raise ValueError(
+            f"`pairs` must be a list of pairs (source, target), at least one, got {got}."
+        )
     found = []
     for pair in pairs:
         check_kind("pairs", pair, tuple, "Each entry is a pair (source, target).")
