@@ -217,8 +217,8 @@ class _Function(Law):
         mu = made if isinstance(made, Measure) else Measure(made)
         if mu.batch_shape:
             raise ValueError(
-                f"`{self.name}(n, generator)` must draw one measure, got a batch {mu.batch_shape}. "
-                "A law that draws batches is a subclass of `pf.fitting.Law`."
+                f"`{self.name}(n, generator)` must draw one measure, got a batch "
+                f"{mu.batch_shape}. A law that draws batches is a subclass of `pf.fitting.Law`."
             )
         return mu
 
