@@ -21,6 +21,7 @@ import platform
 import subprocess
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -284,11 +285,19 @@ def noise(problem, sigma):
 
 
 def births():
-    """Of each film, the cells of each frame, and the divisions seen from one to the next."""
-    return {
-        name: {"cells": [mu.n for mu in film.cells], "divisions": film.divisions()}
-        for name, film in films().items()
-    }
+    """Of each film, the cells of each frame, the divisions seen from one to the next, and (B1).
+
+    The condition (B1) of push-forwards is broken where masses change: each cell has mass one.
+    """
+    found = {}
+    for name, film in films().items():
+        seen = pf.fitting.obstructions(list(pairwise(film.cells)))
+        found[name] = {
+            "cells": [mu.n for mu in film.cells], "divisions": film.divisions(),
+            "B1 broken": seen.share, "mass": seen.mass,
+            "words": str(pf.fitting.obstructions([(film.cells[0], film.cells[-1])])),
+        }  # fmt: skip
+    return found
 
 
 def describe():
@@ -362,11 +371,12 @@ def tables(results):
             lines += [*rows_of(runs, halves, group), ""]
     seen = [
         f"{name}: {film['cells'][0]} cells become {film['cells'][-1]} in {len(film['cells'])} "
-        f"frames, {sum(film['divisions'])} divisions seen"
+        f"frames, {sum(film['divisions'])} divisions seen; {film['B1 broken']:.0%} of the steps "
+        f"from one frame to the next break (B1). From the first frame to the last: {film['words']}"
         for name, film in results["births"].items()
     ]
     times = [r["cpu"] for r in results["runs"] if r["method"] in SETTINGS]
-    lines += [f"Films of cells. {'; '.join(seen)}.", ""]
+    lines += ["Films of cells.", "", *(f"- {words}" for words in seen), ""]
     if times:
         lines.append(
             f"{len(times)} trainings took {min(times):.0f} to {max(times):.0f} s of one core."

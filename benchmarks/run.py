@@ -191,6 +191,7 @@ def main():
         flows=written("flows.md"),
         gpu_flows=written("gpu_flows.txt"),
         verdicts=written("verdicts.md"),
+        training=written("training.md"),
         line=table(["", "ours, s", "error", "SciPy, s", "error"], results["line_transport"]),
     )
     print(page)
@@ -291,6 +292,13 @@ Measured by `benchmarks/verdicts.py`.
 <!-- chart: verdicts -->
 
 {verdicts}
+## Training on ragged pairs
+
+Steps of training on pairs of flocks of unequal sizes, measured by `benchmarks/training.py`. The
+encoder pads every batch to its largest flock and masks the rest. `fitting.Pairs` computes flocks
+of like sizes together.
+
+{training}
 ## Transport on the line
 
 In float64 on one core. Errors are relative to a computation in extended precision.

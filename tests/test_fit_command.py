@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from browser import WIDTHS
 from safetensors.torch import load_file
 from test_house import ROOT
 
@@ -103,6 +104,19 @@ def test_the_page_says_what_the_report_says_and_needs_no_network(tmp_path, write
     assert "Error against the number of atoms" in text and "The worst measure" in text
     assert f"pf.maps.load(&quot;{out.as_posix()}/model.safetensors&quot;)" in text
     assert len(text) < 150_000
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_in_a_browser(browse, tmp_path, write, width):
+    """Charts are drawn, nothing is wider than the screen, and nothing is asked for."""
+    out = tmp_path / "run"
+    assert main(["fit", str(write(SMALL)), "--out", str(out), "--quiet"]) == 0
+    view = browse(out / "page.html", width=width)
+    view.scroll_through()
+    view.page.click("text=Dark")
+    view.check()
+    figures = view.page.locator("figure").count()
+    assert figures >= 6 and view.page.locator("figure svg").count() >= figures
 
 
 SLOW = SMALL.replace("steps: 12", "steps: 400").replace("every: 3", "every: 20")

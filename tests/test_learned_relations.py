@@ -115,9 +115,9 @@ def test_relations_of_another_kind_are_refused():
     batch = drawn(problem, 1, 4, 4, generator())
     with pytest.raises(ValueError, match="rule makes a Coupling and the model a Conditional"):
         problem.losses(other("conditional"), batch)
-    with pytest.raises(TypeError, match=r"`rule\(mu, nu\)` must return a Conditional or a Coup"):
+    with pytest.raises(TypeError, match=r"`rule` must return a Conditional or a Coup"):
         drawn(task(lambda mu, nu: mu), 1, 4, 4, generator())
-    with pytest.raises(ValueError, match=r"`rule\(mu, nu\)` must relate the measures"):
+    with pytest.raises(ValueError, match=r"`rule` must relate the measures"):
         drawn(task(lambda mu, nu: NEAREST(nu, mu)), 1, 4, 5, generator())
 
 

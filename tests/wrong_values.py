@@ -112,6 +112,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "Pairwise": {"kernel": FUNCTION},
     "CuckerSmale": {"influence": FUNCTION},
     "SoftmaxApproximation": {"rule": FUNCTION},
+    "Relating": {"rule": FUNCTION},
     "SinkhornApproximation": {"rule": FUNCTION},
     "recover": {"f": FUNCTION},
     "RecoveredMap": {"f": FUNCTION},

@@ -21,12 +21,22 @@ from torch import Tensor, nn
 from .._tools.checks import check_path
 from .._tools.output import atomic_file
 from ..maps import save
+from ._muon import Muon
 
 FORMAT = "pushforward training, version 1"
 STATE, MODEL, LOG = "state.safetensors", "model.safetensors", "log.csv"
 
+KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
+"""What optimisers keep of a parameter."""
+
 Row = dict[str, float]
 """A line of the log: the step, losses, errors."""
+
+Tensors = Mapping[str, Tensor]
+"""Tensors by name."""
+
+ALWAYS = {"step", "loss", "lr", "seconds"}
+"""What each line of a log has."""
 
 
 @dataclass
@@ -72,27 +82,38 @@ class State:
         write_log(folder / LOG, self.log)
 
     @classmethod
-    def read(cls, folder: Path, about: Mapping[str, Any]) -> State:
-        """The state in a folder, if it is of the same run.
+    def read(
+        cls, folder: Path, about: Mapping[str, Any], steps: int, wanted: Mapping[str, Tensors]
+    ) -> State:
+        """The state in a folder, if it is of the same run and whole.
 
         Args:
             folder: the folder.
             about: what the run is.
+            steps: all steps of the run.
+            wanted: tensors of the names and shapes that parts of the state must have.
         """
         tensors, run = read_state(folder)
-        for key in sorted({*about, *run["about"]}):
-            old, new = run["about"].get(key), about.get(key)
-            if old != json.loads(json.dumps(new)):
-                raise ValueError(
-                    f"The run in {str(folder)!r} had another `{key}`: {_short(old)}, and now "
-                    f"{_short(new)}. Go on with what it began with, or begin in another folder."
-                )
+        key, old, new = _difference(run["about"], json.loads(json.dumps(about)))
+        if key:
+            raise ValueError(
+                f"The run in {str(folder)!r} had another `{key}`: {_short(old)}, and now "
+                f"{_short(new)}. Go on with what it began with, or begin in another folder."
+            )
         parts: dict[str, dict[str, Tensor]] = {part: {} for part in cls.PARTS}
         for name, tensor in tensors.items():
             part, _, key = name.partition("/")
             if part not in parts:
                 raise ValueError(f"{folder / STATE} has a tensor {name!r} that is no part of it.")
             parts[part][key] = tensor
+        logged = run["log"][-1]["step"] if run["log"] else None
+        if not 0 < run["step"] <= steps or run["step"] != logged:
+            raise ValueError(
+                f"{folder / STATE} is damaged: it is of step {run['step']} of {steps}, and its "
+                f"log ends at {logged}."
+            )
+        for part, those in wanted.items():
+            _check_alike(folder / STATE, part, parts[part], those)
         return cls(run["step"], log=run["log"], **parts)
 
 
@@ -113,12 +134,31 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         run = json.loads(words.get("run", "null"))
     except (safetensors.SafetensorError, ValueError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error}.") from None
-    whole = isinstance(run, dict) and isinstance(run.get("step"), int)
+    whole = isinstance(run, dict) and type(run.get("step")) is int
     if words.get("format") != FORMAT or not whole or not isinstance(run.get("about"), dict):
         raise ValueError(f"{file} is no state of a training run.")
-    if not isinstance(run.get("log"), list) or not all(isinstance(r, dict) for r in run["log"]):
+    if not isinstance(run.get("log"), list) or not all(map(_is_row, run["log"])):
         raise ValueError(f"{file} is no state of a training run: it has no log.")
     return tensors, run
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it is a line of a log."""
+    return (
+        isinstance(row, dict) and row.keys() >= ALWAYS
+        and all(type(x) in (int, float) for x in row.values())
+    )  # fmt: skip
+
+
+def _check_alike(file: Path, part: str, given: Tensors, wanted: Tensors) -> None:
+    """Raise unless tensors have the names, shapes and dtypes of others."""
+    words = lambda t: "none" if t is None else f"{str(t.dtype)[6:]} of shape {tuple(t.shape)}"
+    for name in sorted({*given, *wanted}):
+        got, must = words(given.get(name)), words(wanted.get(name))
+        if got != must:
+            raise ValueError(
+                f"{file} is damaged: its tensor {f'{part}/{name}'!r} must be {must}, got {got}."
+            )
 
 
 def begin(folder: str | os.PathLike) -> Path:
@@ -170,22 +210,50 @@ def named_moments(
 
 
 def load_moments(
+    file: Path,
     optimisers: list[torch.optim.Optimizer],
     names: Mapping[nn.Parameter, str],
-    moments: Mapping[str, Tensor],
+    moments: Tensors,
 ) -> None:
-    """Put back what `named_moments` took."""
-    place = {name: p for p, name in names.items()}
-    owner = {
-        p: optimiser
-        for optimiser in optimisers
-        for group in optimiser.param_groups
-        for p in group["params"]
-    }
-    for key, value in moments.items():
-        name, _, kind = key.rpartition("/")
-        p = place[name]
-        owner[p].state[p][kind] = value.to("cpu" if kind == "step" else p.device)
+    """Put back what `named_moments` took.
+
+    Args:
+        file: where the moments were read, for messages.
+        optimisers: where they go.
+        names: names of the parameters.
+        moments: the moments.
+    """
+    count = torch.zeros(())
+    for optimiser in optimisers:
+        kinds = KEPT[type(optimiser)]
+        for p in (p for group in optimiser.param_groups for p in group["params"]):
+            given = {k: t for k, t in moments.items() if k.rpartition("/")[0] == names[p]}
+            if not given:  # a parameter that never had a gradient
+                continue
+            like = {kind: count if kind == "step" else p for kind in kinds}
+            _check_alike(file, "moments", given, {f"{names[p]}/{k}": t for k, t in like.items()})
+            for kind in kinds:
+                value = given[f"{names[p]}/{kind}"]
+                optimiser.state[p][kind] = value.to("cpu" if kind == "step" else p.device)
+    for key in moments:
+        if key.rpartition("/")[0] not in names.values():
+            raise ValueError(f"{file} is damaged: it has moments {key!r} of no parameter.")
+
+
+def _difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any]:
+    """Where two pieces of data differ first, and what they have there; no key if they agree."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted({*old, *new}):
+            at = f"{key}.{name}" if key else name
+            if (found := _difference(old.get(name), new.get(name), at))[0]:
+                return found
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for k, (a, b) in enumerate(zip(old, new, strict=True)):
+            if (found := _difference(a, b, f"{key}[{k}]"))[0]:
+                return found
+    elif old != new:
+        return key, old, new
+    return "", None, None
 
 
 def _short(value: Any) -> str:

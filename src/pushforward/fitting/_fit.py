@@ -26,7 +26,17 @@ from ._checkpoint import Row, State
 from ._muon import Muon
 from ._training import Evaluation, Optimiser, Training
 from .judging import Climbers, displaced, examples, held_out_seed
-from .problems import Law, Obstructions, Pairs, Simulation, Task, as_law, inspect, pushed
+from .problems import (
+    Law,
+    Obstructions,
+    Pairs,
+    Simulation,
+    Task,
+    as_law,
+    check_images,
+    inspect,
+    pushed,
+)
 
 MATRIX = 16
 """Rows and columns from which on Muon moves a matrix."""
@@ -194,11 +204,15 @@ class _Loop:
     def load(self, folder: Path) -> None:
         """Go on with the run in a folder."""
         self.begin(folder)
-        state = State.read(folder, self.about)
+        weights = self.model.state_dict()
+        pool = {} if self.climbers is None else self.climbers.tensors
+        wanted = {"model": weights, "average": weights, "adversary": pool}
+        state = State.read(folder, self.about, self.steps, wanted)
+        file = folder / checkpoint.STATE
+        checkpoint.load_moments(file, self.optimisers, self.names, state.moments)
         self.step, self.log = state.step, state.log
         self.model.load_state_dict(state.model)
         self.average.load_state_dict(state.average)
-        checkpoint.load_moments(self.optimisers, self.names, state.moments)
         if self.climbers is not None:
             moved = {name: t.to(self.device) for name, t in state.adversary.items()}
             self.climbers.tensors = moved
@@ -211,7 +225,8 @@ class _Loop:
         first_bad = torch.full((), -1, device=self.device)
         show = None if self.accelerator.is_main_process else False
         found = self._inspected()
-        with bar("fit", self.steps, show) as tick, _writer(self.folder) as write:
+        board = self.folder if self.accelerator.is_main_process else None
+        with bar("fit", self.steps, show) as tick, _writer(board) as write:
             while self.step < self.steps and not self._stale():
                 now = self._one_step()
                 wrong = ~now.isfinite() & (first_bad < 0)
@@ -235,6 +250,7 @@ class _Loop:
 
     def _inspected(self) -> Obstructions | None:
         """What no push-forward can do, with a warning if the model is one."""
+        check_images(self.average, self.task, self._seeded(-1))
         found = inspect(self.task, self.average, self._seeded(-1))
         if found is not None and found.serious and self.accelerator.is_main_process:
             warn(f"{found} {found.remedies}")
@@ -245,7 +261,11 @@ class _Loop:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         index, rule = self.step * world + rank, self.training.optimiser
         generator = self._seeded(index)
-        batches = [self.task.batch(generator, index)]
+        try:
+            batches = [self.task.batch(generator, index)]
+        except Exception as error:
+            error.add_note(f"This was the batch of step {self.step} of the training.")
+            raise
         if self.climbers is not None:
             batches.append(self.climbers.example(generator, index))
         for group in (group for method in self.optimisers for group in method.param_groups):
@@ -301,6 +321,8 @@ class _Loop:
         """What the run is, as data."""
         task = {f"task: {name}": value for name, value in self.task.describe().items()}
         words = {name: repr(value) for name, value in vars(self.training).items()}
+        if self.accelerator.num_processes > 1:  # each has batches of its own
+            words["processes"] = str(self.accelerator.num_processes)
         return json.loads(
             json.dumps({"model": describe(self.model), "steps": self.steps, **task, **words})
         )
@@ -392,7 +414,16 @@ def _accelerator() -> Any:
         raise ImportError(
             "Training needs Hugging Face Accelerate: `pip install accelerate`."
         ) from None
-    return Accelerator()
+    launched = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1
+    # Without being told, Accelerate does not connect processes that have no accelerator.
+    accelerator = Accelerator(cpu=launched > 1 and not torch.accelerator.is_available())
+    if accelerator.num_processes != launched:
+        raise RuntimeError(
+            f"{launched} processes were started, but Accelerate connects "
+            f"{accelerator.num_processes}: each would train alone. If the program made an "
+            "`Accelerator` itself, make it after `fit`, or with `cpu=True`."
+        )
+    return accelerator
 
 
 class _writer:

@@ -28,7 +28,7 @@ from . import _regressor_files as files
 from ._checkpoint import Row
 from ._fit import fit
 from ._training import Optimiser, Training
-from .problems import Loss, Pairs, SinkhornDivergence, Units
+from .problems import Loss, Pairs, SinkhornDivergence, Units, check_usable
 
 ATOMS = 1 << 14
 """Atoms, with padding, that are predicted at once; a larger measure stands alone."""
@@ -335,12 +335,7 @@ def measures(name: str, given: Any) -> list[Measure]:
         check_kind(what.strip("`"), mu, Measure, "Make one with `pf.Measure(points)`.")
         if mu.batch_shape:
             raise ValueError(f"{what} must be one measure, got a batch of shape {mu.batch_shape}.")
-        logs = mu.log_weights
-        live = logs > -torch.inf
-        if 0 in mu.atoms.shape or not live.any():
-            raise ValueError(f"{what} must have atoms with mass, got none. Leave it out.")
-        if not (mu.atoms.isfinite().all(-1) | ~live).all() or not (logs < torch.inf).all():
-            raise ValueError(f"{what} must have finite atoms and weights, got NaN or inf.")
+        check_usable(**{f"{name}[{k}]": mu})
         if mu.dim != every[0].dim:
             raise ValueError(
                 f"{what} must be in R^{every[0].dim} like `{name}[0]`, got a measure in "

@@ -13,12 +13,21 @@ from ._losses import (
 from ._obstructions import Obstruction, Obstructions, inspect, obstructions
 from ._relating import Meeting, Relating, Rule, drawn, related, relation_error
 from ._scale import Scale, Units
-from ._tasks import Batches, Example, Pairs, Simulation, Task, pushed
+from ._tasks import (
+    Batches,
+    Example,
+    Pairs,
+    Simulation,
+    Task,
+    check_images,
+    check_usable,
+    pushed,
+)
 
 __all__ = [
     "Batches", "Box", "EnergyDistance", "Example", "LARGEST_LOG", "Law", "Loss", "MMD", "Meeting",
     "Mixtures", "Obstruction", "Obstructions", "OneOf", "Paired", "Pairs", "Relating", "Resampled",
     "Rule", "Scale", "Simulation", "SinkhornDivergence", "Task", "Units", "Wasserstein",
-    "WithMass", "as_law", "centred", "drawn", "inspect", "obstructions", "pushed", "related",
-    "relation_error",
+    "WithMass", "as_law", "centred", "check_images", "check_usable", "drawn", "inspect",
+    "obstructions", "pushed", "related", "relation_error",
 ]  # fmt: skip

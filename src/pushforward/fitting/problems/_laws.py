@@ -198,8 +198,10 @@ class OneOf(Law):
 class _Function(Law):
     """A user's function `law(n, generator)`, called once for each measure of a batch."""
 
-    def __init__(self, function: Callable[[int, torch.Generator], Measure | Tensor]) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[[int, torch.Generator], Measure | Tensor], name: str
+    ) -> None:
+        self.function, self.name = function, name
         self.dim = self._one(2, torch.Generator().manual_seed(0)).dim
 
     def draw(self, count: int, n: int, generator: torch.Generator) -> Measure:
@@ -209,23 +211,24 @@ class _Function(Law):
         made = self.function(n, generator)
         if not isinstance(made, Measure | Tensor):
             raise TypeError(
-                f"`law` must return a Measure or a tensor of points, got {type(made).__name__}."
+                f"`{self.name}` must return a Measure or a tensor of points, got "
+                f"{type(made).__name__}."
             )
         mu = made if isinstance(made, Measure) else Measure(made)
         if mu.batch_shape:
             raise ValueError(
-                f"`law(n, generator)` must draw one measure, got a batch {mu.batch_shape}. A law "
-                "that draws batches is a subclass of `pf.fitting.Law`."
+                f"`{self.name}(n, generator)` must draw one measure, got a batch "
+                f"{mu.batch_shape}. A law that draws batches is a subclass of `pf.fitting.Law`."
             )
         return mu
 
 
-def as_law(law: object) -> Law:
-    """A law, also one that is given as a function `law(n, generator)`."""
+def as_law(law: object, name: str = "law") -> Law:
+    """A law, also one that is given as a function `law(n, generator)`; its name in messages."""
     if isinstance(law, Law):
         return law
-    check_callable("law", law, "a `pf.fitting.Law` or a function `law(n, generator)`")
-    return _Function(law)  # type: ignore[arg-type]
+    check_callable(name, law, "a `pf.fitting.Law` or a function `law(n, generator)`")
+    return _Function(law, name)  # type: ignore[arg-type]
 
 
 def _uniform(generator: torch.Generator, *shape: int) -> Tensor:

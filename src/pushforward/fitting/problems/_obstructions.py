@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..._tools.checks import check_kind
 from ...distances import wasserstein
 from ...measures import Measure, check_measures
-from ._tasks import Pairs, Simulation, Task, pushed
+from ._tasks import Pairs, Simulation, Task, check_usable, pushed
 
 TOLERANCE = 1e-5
 """Masses, as shares of the whole, that differ by less are equal up to rounding."""
@@ -174,7 +174,10 @@ def obstructions(pairs: Sequence[Any]) -> Obstructions:
         (1.0, 1.0, 0.3333)
     """
     if isinstance(pairs, Measure) or not isinstance(pairs, Sequence) or not len(pairs):
-        raise ValueError("`pairs` must be a list of pairs (source, target), at least one.")
+        got = "none" if isinstance(pairs, list | tuple) else type(pairs).__name__
+        raise ValueError(
+            f"`pairs` must be a list of pairs (source, target), at least one, got {got}."
+        )
     found = []
     for pair in pairs:
         check_kind("pairs", pair, tuple, "Each entry is a pair (source, target).")
@@ -186,6 +189,7 @@ def obstructions(pairs: Sequence[Any]) -> Obstructions:
         check_measures(source=source, target=target)
         if source.batch_shape or target.batch_shape:
             raise ValueError("`pairs` must hold single measures, got a batch.")
+        check_usable(source=source, target=target)
         found.append(_obstruction(source, target))
     return Obstructions(tuple(found))
 

@@ -70,8 +70,8 @@ class Relating(Task):
         batches: Batches | None = None,
     ) -> None:
         check_callable("rule", rule, "a function of two measures, `rule(mu, nu)`")
-        self.rule, self.queries = rule, as_law(queries)
-        self.keys = self.queries if keys is None else as_law(keys)
+        self.rule, self.queries = rule, as_law(queries, "queries")
+        self.keys = self.queries if keys is None else as_law(keys, "keys")
         self.batches = Batches((8, 64)) if batches is None else batches
         check_kind("batches", self.batches, Batches, "For example `pf.fitting.Batches((8, 64))`.")
 
@@ -100,12 +100,12 @@ def drawn(task: Relating, count: int, m: int, n: int, generator: torch.Generator
     """Pairs of measures of `m` and `n` atoms, and their right relations."""
     mu, nu = task.queries.draw(count, m, generator), task.keys.draw(count, n, generator)
     with torch.no_grad():
-        return Meeting(mu, nu, _checked("rule(mu, nu)", task.rule(mu, nu), (count, m, n)))
+        return Meeting(mu, nu, _checked("rule", task.rule(mu, nu), (count, m, n)))
 
 
 def related(model: Rule, batch: Meeting) -> Relation:
     """The relations of a model, of the same kind as the right ones."""
-    relation = _checked("model(mu, nu)", model(batch.mu, batch.nu), batch.relation.shape)
+    relation = _checked("model", model(batch.mu, batch.nu), batch.relation.shape)
     if isinstance(relation, Coupling) != isinstance(batch.relation, Coupling):
         kinds = type(batch.relation).__name__, type(relation).__name__
         raise ValueError(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..._tools.checks import check_callable, check_kind, check_optional_sizes, check_sizes
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap, check_measures, collate
+from ._groups import in_groups
 from ._laws import Law, as_law
 from ._losses import Loss, Paired, PerMeasure, SinkhornDivergence
 
@@ -174,7 +175,11 @@ class Pairs(Task):
         self.pairs, self.loss = pairs, SinkhornDivergence() if loss is None else loss
         check_kind("loss", self.loss, Loss, "For example `pf.fitting.SinkhornDivergence()`.")
         self.batch_size = min(batch_size, _length(pairs))
-        self.example(0)
+        self.spaces: tuple[int, int] | None = None
+        # A data set may read files, and is checked as it is read.
+        self.listed = isinstance(pairs, list | tuple)
+        for k in range(len(pairs) if self.listed else 1):
+            check_usable(**{f"{name} {k}": mu for name, mu in self.example(k)._asdict().items()})
 
     def example(self, index: int) -> Example:
         """A pair; an error if it is none, or does not fit the loss."""
@@ -189,6 +194,12 @@ class Pairs(Task):
                     f"`{name} {index}` must be one measure, got a batch of shape {mu.batch_shape}."
                 )
         source, target = pair
+        self.spaces = spaces = self.spaces or (source.dim, target.dim)
+        if (source.dim, target.dim) != spaces:
+            raise ValueError(
+                f"Pair {index} of `data` must be in R^{spaces[0]} and R^{spaces[1]} like the "
+                f"first, got measures in R^{source.dim} and R^{target.dim}."
+            )
         if self.loss.paired and source.n != target.n:
             raise ValueError(
                 f"{self.loss} compares atoms one by one, but pair {index} has {source.n} atoms "
@@ -203,9 +214,16 @@ class Pairs(Task):
         order = torch.Generator().manual_seed(index // per_round)
         start = index % per_round * self.batch_size
         chosen = torch.randperm(len(self.pairs), generator=order)[start : start + self.batch_size]
-        examples = [self._thinned(self.example(int(k)), generator) for k in chosen]
+        examples = [self._thinned(self._usable(int(k)), generator) for k in chosen]
         source, target = collate([tuple(example) for example in examples])
         return Example(source.to(generator.device), target.to(generator.device))
+
+    def _usable(self, index: int) -> Example:
+        """A pair; an error if its measures have no mass, or are not finite."""
+        found = self.example(index)
+        if not self.listed:
+            check_usable(**{f"{name} {index}": mu for name, mu in found._asdict().items()})
+        return found
 
     def _thinned(self, example: Example, generator: torch.Generator) -> Example:
         """The pair with at most `atoms` atoms each; paired atoms stay together."""
@@ -217,8 +235,10 @@ class Pairs(Task):
         return Example(taken(source, kept), taken(target, other))
 
     def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
-        """The loss of each pair."""
-        return self.loss.between(pushed(model, batch.source), batch.target)
+        """The loss of each pair; on a CPU, measures of like sizes are computed together."""
+        groups, place = in_groups(*batch)
+        each = [self.loss.between(pushed(model, mu), nu) for mu, nu in groups]
+        return torch.cat(each)[place]
 
     def describe(self) -> dict[str, Any]:
         """How many pairs there are, their space, and the loss."""
@@ -261,12 +281,54 @@ def pushed(model: nn.Module, mu: Measure) -> Measure:
     return model.push(mu) if hasattr(model, "push") else model(mu)  # type: ignore[operator]
 
 
+@torch.no_grad()
+def check_images(model: nn.Module, task: Task, generator: torch.Generator) -> None:
+    """Raise unless a model maps a first batch to measures that compare with the right ones.
+
+    Args:
+        model: the model.
+        task: what it learns; only simulations and pairs are checked.
+        generator: draws the batch.
+    """
+    if not isinstance(task, Simulation | Pairs):
+        return
+    source, target = task.batch(generator, 0)
+    check_usable(**{"a source of the first batch": source, "a target of the first batch": target})
+    try:
+        image = pushed(model, source)
+    except Exception as error:
+        error.add_note("`model` is an in-context map, or a module that is called on a measure.")
+        raise
+    check_measures(**{"the image under `model`": image})
+    if image.dim != target.dim:
+        raise ValueError(
+            f"`model` must have images in R^{target.dim} like the targets, got R^{image.dim}. "
+            f"Give it `out_dim={target.dim}`."
+        )
+
+
+def check_usable(**measures: Measure) -> None:
+    """Raise unless measures have finite atoms and weights, and some mass.
+
+    Args:
+        **measures: the measures by their names.
+    """
+    for name, mu in measures.items():
+        logs = mu.log_weights
+        live = logs != -torch.inf
+        if 0 in mu.atoms.shape or not live.any(-1).all():
+            raise ValueError(f"`{name}` must have atoms with mass, got none. Leave it out.")
+        if not (mu.atoms.isfinite().all(-1) | ~live).all() or not (logs < torch.inf).all():
+            raise ValueError(f"`{name}` must have finite atoms and weights, got NaN or inf.")
+
+
 def _length(pairs: Sequence[Any]) -> int:
     """The number of pairs, at least one."""
     if not hasattr(pairs, "__len__") or not hasattr(pairs, "__getitem__"):
         raise TypeError(
             "`data` must be pairs (source, target) with a length and an index, such as a list or "
-            f"a `torch.utils.data.Dataset`, got {type(pairs).__name__}."
+            f"a map-style `torch.utils.data.Dataset`, got {type(pairs).__name__}. Read an "
+            "iterable of pairs into a list, `list(data)`."
         )
     if not len(pairs):
         raise ValueError("`data` must hold at least one pair, got none.")
