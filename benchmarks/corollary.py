@@ -223,9 +223,9 @@ def draw_errors(found):
             ax.loglog(list(e), list(e.values()), "^:", ms=4, label="without context")
         ax.axvspan(16, 128, color="0.93", zorder=0)
         ax.set(title=name.replace("_", "-").replace("cucker-smale", "Cucker-Smale"))
-        ax.set(xlabel="atoms (trained on 16 to 128)", ylim=(3e-4, 1))
+        ax.set(xlabel="atoms (trained on 16 to 128)", ylim=(3e-5, 1))
     axes[0, 0].set_ylabel("error / displacement")
-    axes[0, -1].legend(loc="center right")
+    axes[0, -1].legend(loc="lower right")
     figure.savefig(ROOT / "docs" / "assets" / "corollary.png")
 
 

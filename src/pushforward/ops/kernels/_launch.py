@@ -11,18 +11,7 @@ from torch import Tensor
 from ..._tools.precision import HALF
 from . import _narrow as narrow, _wide as wide, _wide_backward as wide_backward
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
-
-NARROW = 4
-"""Points and values of at most this width run on the ordinary arithmetic units."""
-
-
-class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, stages of its pipeline."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
+from ._tiles import NARROW, Tile, tile_of
 
 
 class Reduced(NamedTuple):
@@ -40,7 +29,7 @@ def forward(
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems = prod(batch)
     thin, half = max(d, e) <= NARROW, q.dtype in HALF
-    tile = _narrow_tile(d, e) if thin else _wide_tile(d, e, half)
+    tile = tile_of("forward", d, e, half=half)
     group = 4 if thin else 1
     parts = _parts(q, problems * -(-m // tile.rows), n, group * tile.columns)
     shape = (*batch, m) if parts == 1 else (parts, *batch, m)
@@ -116,7 +105,7 @@ def backward(
     wanted = [want and problems * m * n > 0 for want in wanted]
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
-        tile = _narrow_tile(d, e) if thin else _queries_tile(d, e, half)
+        tile = tile_of("queries", d, e, half=half)
         parts = _parts(q, problems * -(-m // tile.rows), n, tile.columns)
         made = _made(parts, q.shape, dtype, q.device)
         ends = None if clock is None else clock.ends(tile.rows, tile.columns)
@@ -127,7 +116,7 @@ def backward(
         )  # fmt: skip
         grads[0] = _summed(made, parts, q.dtype)
     if any(wanted[1:]):
-        tile = _narrow_tile(d, e) if thin else _keys_tile(d, e, half)
+        tile = tile_of("keys", d, e, half=half)
         parts = _parts(q, problems * -(-n // tile.columns), m, tile.rows)
         shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
         several = [
@@ -228,39 +217,3 @@ def _options(tile: Tile, thin: bool) -> dict[str, Any]:
         BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages
     )
     return options if thin else options | dict(STAGES=tile.stages)
-
-
-def _narrow_tile(d: int, e: int) -> Tile:
-    """Fewer rows where more sums stay in registers."""
-    return Tile(32, 64, 4, 3) if e == 0 else Tile(16, 128, 4, 3)
-
-
-def _wide_tile(d: int, e: int, half: bool) -> Tile:
-    width = max(d, e)
-    if half:
-        if width <= 16:
-            return Tile(64, 128, 4, 3)
-        return (
-            Tile(128, 64, 4, 3)
-            if width <= 64
-            else Tile(128, 64, 8, 2)
-            if width <= 128
-            else Tile(64, 64, 8, 2)
-        )
-    if width <= 16:
-        return Tile(64, 128, 4, 2)
-    return Tile(128, 64, 8, 2) if width <= 64 else Tile(64, 32, 4, 2)
-
-
-def _queries_tile(d: int, e: int, half: bool) -> Tile:
-    width = max(d, e)
-    if half:
-        return Tile(128, 64, 4, 3) if width <= 64 else Tile(64, 32, 4, 2)
-    return Tile(64, 32, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
-
-
-def _keys_tile(d: int, e: int, half: bool) -> Tile:
-    width = max(d, e)
-    if half:
-        return Tile(32, 128, 4, 3) if width <= 64 else Tile(32, 64, 4, 2)
-    return Tile(32, 64, 4, 2) if width <= 64 else Tile(32, 32, 4, 1)
