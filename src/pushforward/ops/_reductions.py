@@ -11,10 +11,10 @@ from torch import Tensor
 from .._tools.checks import check_finite, check_flags, check_tensor
 from .._tools.precision import comparable, full_precision
 from .._tools.types import Clock
-from . import _reference as reference, _streamed as streamed
+from . import _fused as fused, _reference as reference, _streamed as streamed
 from ._checks import check_reduction
 
-Impl = Literal["reference", "streamed"]
+Impl = Literal["reference", "streamed", "fused"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
 
@@ -121,4 +121,6 @@ def implementation(impl: str) -> ModuleType:
                 return reference
             case "streamed":
                 return streamed
+            case "fused":
+                return fused
     raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")
