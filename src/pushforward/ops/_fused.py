@@ -11,7 +11,6 @@ first atoms up to its number, and whole blocks of later ones are not visited.
 
 import ctypes
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -93,7 +92,7 @@ def fused_sweep(
     The log-integral is returned as two summands, the largest score and the rest, because their sum
     would be rounded relative to the largest score, which spoils the gradients of large scores.
     """
-    view = _View(q, k, v, bias, query_times, key_times)
+    view = _View(q, k, v, bias, (query_times, key_times))
     loop = view.loop("forward")
     out = q.new_empty(*q.shape[:2], v.shape[-1])
     tops, totals = q.new_empty(q.shape[:2]), q.new_empty(q.shape[:2])
@@ -135,7 +134,7 @@ def fused_sweep_backward(
     slopes = d_log_z.masked_fill(empty, 0) - (d_out * out).sum(-1)
     weights = (-rests).exp()
     upstream, slopes = d_out * weights[..., None], slopes * weights
-    view = _View(*inputs, query_times, key_times)
+    view = _View(q, k, v, bias, (query_times, key_times))
     rows = [view.sort(t) for t in (tops.masked_fill(empty, torch.inf), upstream, slopes)]
     dq, dk, dv, db = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in inputs)
     b, m, n = *q.shape[:2], k.shape[1]
@@ -162,8 +161,8 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
 class _View:
     """The arguments as the loops want them: contiguous, and sorted where there are times."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, query_times: Tensor | None,
-                 key_times: Tensor | None) -> None:  # fmt: skip
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: MaybeTimes) -> None:
+        query_times, key_times = clock
         dead = bias == -torch.inf
         self.masked = query_times is not None and key_times is not None
         self.bits, self.widths = BITS[q.dtype], (k.shape[-1], v.shape[-1])
@@ -176,7 +175,8 @@ class _View:
         self.seen = place[:0]
         if query_times is not None and key_times is not None:
             dead = self._sorted_by_time(query_times, key_times, dead)
-            q, k, v, bias = self.sort(q), *(_taken(t, self.atoms) for t in (k, v, bias))
+            q = self.sort(q)
+            k, v, bias = (_taken(t, self.atoms) for t in (k, v, bias))
         self.dead = dead
         if bool(dead.any()):
             k, v = (t.masked_fill(dead[..., None], 0) for t in (k, v))
@@ -211,15 +211,15 @@ class _View:
 
     def sort(self, rows: Tensor) -> Tensor:
         """Rows of queries in the order of the loops."""
-        return (rows if self.order is None else _taken(rows, self.order)).contiguous()
+        return _taken(rows, self.order).contiguous()
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Rows of queries in the order of the caller."""
-        return rows if self.order is None else _put_back(rows, self.order)
+        return _put_back(rows, self.order)
 
     def atoms_in_order(self, rows: Tensor) -> Tensor:
         """Rows of atoms in the order of the caller."""
-        return rows if self.atoms is None else _put_back(rows, self.atoms)
+        return _put_back(rows, self.atoms)
 
     def bounds(self, width: int) -> Tensor:
         """How many atoms each tile of queries sees."""
@@ -240,13 +240,15 @@ def _index(rows: Tensor, order: Tensor) -> Tensor:
     return order if rows.ndim == 2 else order[..., None].expand_as(rows)
 
 
-def _taken(rows: Tensor, order: Tensor) -> Tensor:
+def _taken(rows: Tensor, order: Tensor | None) -> Tensor:
     """Rows in another order."""
-    return rows.gather(1, _index(rows, order))
+    return rows if order is None else rows.gather(1, _index(rows, order))
 
 
-def _put_back(rows: Tensor, order: Tensor) -> Tensor:
+def _put_back(rows: Tensor, order: Tensor | None) -> Tensor:
     """The inverse."""
+    if order is None:
+        return rows
     return torch.empty_like(rows).scatter_(1, _index(rows, order), rows)
 
 

@@ -12,9 +12,9 @@ cache, where it takes three steps:
 Sums start anew in each block and are added up afterwards. So rounding errors grow with the number
 of blocks, not of columns.
 
-The table of a function has the first and the last tile, tiles in a batch, rows, columns, an address
-for scratch, and then the addresses of its arrays, all contiguous. `bounds` says for each tile how
-many columns it sees; with a mask, `seen` says it for each query.
+The table of a function has the first and the last tile, tiles in a batch, rows, columns, an
+address for scratch, and then the addresses of its arrays, all contiguous. `bounds` says for each
+tile how many columns it sees; with a mask, `seen` says it for each query.
 """
 
 from __future__ import annotations
@@ -208,13 +208,13 @@ def forward(bits: int, machine: Machine, d: int, e: int, masked: bool) -> Compil
             new = [s.variable(t.get()) for t in top]
 
             def keep(place: Value, column: Value, dots: Tile) -> None:
-                shift = s.splat(s.read(s.at(biases, j0 + column)))  # noqa: B023
+                shift = s.splat(s.read(s.at(biases, j0 + column)))
                 x = [dot + shift for dot in dots]
                 if masked:
-                    index = s.splat(s.integer(j0 + column))  # noqa: B023
-                    hidden = [s.compare("sle", end, index) for end in ends]  # noqa: B023
+                    index = s.splat(s.integer(j0 + column))
+                    hidden = [s.compare("sle", end, index) for end in ends]
                     x = [s.select(h, low, y) for h, y in zip(hidden, x, strict=True)]
-                _change(new, [s.larger(n.get(), y) for n, y in zip(new, x, strict=True)])  # noqa: B023
+                _change(new, [s.larger(n.get(), y) for n, y in zip(new, x, strict=True)])
                 s.store(x, scores, place)
 
             s.products(queries, d, s.at(keys, j0 * d), count, keep)
@@ -273,11 +273,11 @@ def backward_queries(bits: int, machine: Machine, d: int, e: int, masked: bool) 
             count = s.smaller(bound - j0, s.number(BLOCK))
 
             def keep(place: Value, column: Value, dots: Tile) -> None:
-                shift = s.splat(s.read(s.at(biases, j0 + column)))  # noqa: B023
-                x = [dot + shift - t for dot, t in zip(dots, top, strict=True)]  # noqa: B023
+                shift = s.splat(s.read(s.at(biases, j0 + column)))
+                x = [dot + shift - t for dot, t in zip(dots, top, strict=True)]
                 if masked:
-                    index = s.splat(s.integer(j0 + column))  # noqa: B023
-                    hidden = [s.compare("sle", end, index) for end in ends]  # noqa: B023
+                    index = s.splat(s.integer(j0 + column))
+                    hidden = [s.compare("sle", end, index) for end in ends]
                     x = [s.select(h, low, y) for h, y in zip(hidden, x, strict=True)]
                 s.store(x, scores, place)
 
@@ -326,16 +326,16 @@ def backward_atoms(bits: int, machine: Machine, d: int, e: int, masked: bool) ->
             count = s.smaller(bound - j0, s.number(BLOCK))
 
             def keep(place: Value, column: Value, dots: Tile) -> None:
-                t = s.splat(s.read(s.at(top, j0 + column)))  # noqa: B023
-                x = [dot + y - t for dot, y in zip(dots, shift, strict=True)]  # noqa: B023
+                t = s.splat(s.read(s.at(top, j0 + column)))
+                x = [dot + y - t for dot, y in zip(dots, shift, strict=True)]
                 if masked:
-                    last = s.splat(s.read(s.at(end, j0 + column), "int"))  # noqa: B023
-                    hidden = [s.compare("sle", last, i) for i in index]  # noqa: B023
+                    last = s.splat(s.read(s.at(end, j0 + column), "int"))
+                    hidden = [s.compare("sle", last, i) for i in index]
                     x = [s.select(h, low, y) for h, y in zip(hidden, x, strict=True)]
                 s.store(x, scores, place)
 
             def keep_inner(place: Value, column: Value, dots: Tile) -> None:
-                more = s.splat(s.read(s.at(slope, j0 + column)))  # noqa: B023
+                more = s.splat(s.read(s.at(slope, j0 + column)))
                 s.store([dot + more for dot in dots], inner, place)
 
             s.products(atoms, d, s.at(queries, j0 * d), count, keep)

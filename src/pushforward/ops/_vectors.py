@@ -1,12 +1,12 @@
 r"""A small language for loops over vectors, compiled by LLVM for the processor at hand.
 
-A `Program` writes the instructions of one function as text; `llvmlite` (the compiler of numba,
-without numba) turns them into machine code. Loops of Python that run while a program is written are
-unrolled, and what they compute becomes constants. Nothing is left to a vectoriser: a `Value` of
-kind `"vec"` is a register.
+A `Program` writes the instructions of one function as text, and `llvmlite` (the compiler of numba,
+without numba) turns them into machine code. Loops of Python that run while a program is written
+are unrolled, and what they compute becomes constants. Nothing is left to a vectoriser: a `Value`
+of kind `"vec"` is a register.
 
-Numbers are float32 or float64. A function takes one pointer to a table of 64-bit integers, in which
-the caller puts addresses and sizes; it holds no lock of Python while it runs.
+Numbers are float32 or float64. A function takes one pointer to a table of 64-bit integers, in
+which the caller puts addresses and sizes. Other threads of Python run meanwhile.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _llvm() -> ModuleType:
 
 @dataclass(frozen=True)
 class Value:
-    """A value of a program: a register with its kind (`"i64"`, `"num"`, `"vec"`, `"mask"`, ...)."""
+    """A register of a program, with its kind: `"i64"`, `"num"`, `"vec"`, `"mask"`, ..."""
 
     program: Program
     name: str
@@ -305,7 +305,7 @@ class Program:
         r"""The exponential of a vector of numbers that are at most 0, or a little above.
 
         $e^x=2^n2^r$ with $n$ the integer nearest to $x\log_2e$. Adding and subtracting a large
-        number rounds to $n$, and leaves $n$ in the last bits, from where a shift makes $2^n$ of it.
+        number rounds to $n$, and leaves $n$ in the last bits. A shift makes $2^n$ of it.
         $2^r$ is a minimax polynomial with value 1 at 0, so that $e^0=1$. Below the smallest normal
         number the result is 0; NaN stays NaN.
         """
@@ -356,4 +356,4 @@ EXP2 = {
          0.000015252727385169286183, 1.3215442675161573704e-6, 1.0180647664147203915e-7,
          7.0725704465055365345e-9, 4.0780719354515401327e-10),
 }  # fmt: skip
-"""Coefficients of $2^r-1$ on $|r|\le1/2$; relative errors 2.6e-9 and 1.8e-17."""
+r"""Coefficients of $2^r-1$ on $|r|\le1/2$; relative errors 2.6e-9 and 1.8e-17."""
