@@ -13,14 +13,15 @@ from .._tools.precision import comparable, full_precision
 from .._tools.types import Clock
 from . import _fused as fused, _reference as reference, _streamed as streamed
 from ._checks import check_reduction
+from ._vectors import available
 
 Impl = Literal["reference", "streamed", "fused"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
 
 SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
-"""Up to this many pairs of query and atom the dense reference is the default: there it is as fast
-as streaming and takes a few megabytes."""
+"""Up to this many pairs of query and atom the dense reference is the default: there it takes a few
+megabytes, and has all derivatives."""
 
 
 def log_integral(
@@ -41,7 +42,8 @@ def log_integral(
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
         scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
-        impl: `"reference"` (dense), `"streamed"` (linear memory), or None: by size.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), `"fused"` (linear memory,
+            compiled for this processor; needs `pip install pushforward[fast]`), or None: by size.
         guard: check shapes, and handle contexts without mass and NaN at atoms without mass.
             Layers pass False because their inputs are already checked.
 
@@ -100,13 +102,27 @@ def _check(scale: float, guard: bool) -> None:
 
 
 def _choose(q: Tensor, k: Tensor) -> Impl:
-    """Dense for few pairs, streamed for many."""
+    """Dense for few pairs; for many, fused where it runs, else streamed."""
     batch = q.shape[:-2]
     if k.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, k.shape[:-2])
     pairs = prod(batch) * q.shape[-2] * k.shape[-2]
     few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
-    return "reference" if pairs <= few else "streamed"
+    if pairs <= few:
+        return "reference"
+    return "fused" if q.device.type == "cpu" and _fused_runs() else "streamed"
+
+
+def _fused_runs() -> bool:
+    """Whether fused loops can be compiled, and nothing of `torch.func` is under way."""
+    if torch.compiler.is_compiling():
+        return _compiles()
+    return torch._C._functorch.peek_interpreter_stack() is None and available()
+
+
+@torch.compiler.assume_constant_result
+def _compiles() -> bool:
+    return available()
 
 
 def _comparable(times: Clock | None) -> Clock | None:

@@ -64,7 +64,7 @@ def _machine() -> Machine | None:
     if features.get("avx512f") and features.get("avx512dq"):
         size = 64, 4
     elif features.get("avx2") and features.get("fma"):
-        size = 32, 2
+        size = 32, 3
     elif llvm.get_default_triple().startswith(("aarch64", "arm64")):
         size = 16, 4
     else:
