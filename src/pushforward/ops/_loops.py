@@ -46,7 +46,7 @@ class Sweep(Program):
         self.start, self.stop, self.tiles, self.rows, self.columns = (
             self.argument(i, "i64") for i in range(5)
         )
-        self._used, self._arguments, self.size = self.argument(5, "ptr"), 6, 0
+        self._used, self._arguments, self._room = self.argument(5, "ptr"), 6, 0
 
     def pointers(self, number: int) -> list[Value]:
         """The next addresses in the table."""
@@ -55,8 +55,12 @@ class Sweep(Program):
 
     def scratch(self, number: int) -> Value:
         """Room for this many rows of a tile."""
-        place, self.size = self.at(self._used, self.size), self.size + number * self.width
+        place = self.at(self._used, self._room)
+        self._room += number * self.width
         return place
+
+    def room(self) -> int:
+        return self._room
 
     def load(self, base: Value, row: Value | int, kind: str = "vec") -> Tile:
         """A row of a tile."""
@@ -239,7 +243,7 @@ def forward(bits: int, machine: Machine, d: int, e: int, masked: bool) -> Compil
         for variables, target in ((top, tops), (total, totals)):
             s.store(_values(variables), line, 0)
             s.turn_back(line, 1, s.at(target, first), row0)
-    return s.compiled(s.size)
+    return s.compiled()
 
 
 def _in_lanes(s: Sweep, source: Value, row0: Value, line: Value, kind: str = "ints") -> Tile:
@@ -293,7 +297,7 @@ def backward_queries(bits: int, machine: Machine, d: int, e: int, masked: bool) 
                 s.store([x * y for x, y in zip(p, factor, strict=True)], scores, j)
             s.gather(scores, s.at(keys, j0 * d), d, count, sums)
         s.turn_back(sums, d, s.at(out, first * d), row0)
-    return s.compiled(s.size)
+    return s.compiled()
 
 
 @cache
@@ -357,4 +361,4 @@ def backward_atoms(bits: int, machine: Machine, d: int, e: int, masked: bool) ->
         s.turn_back(sums_v, e, s.at(dv, first * e), row0)
         s.store(_values(total), line, 0)
         s.turn_back(line, 1, s.at(db, first), row0)
-    return s.compiled(s.size)
+    return s.compiled()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,7 +139,7 @@ class Compiled:
     engine: object
 
 
-class Program:
+class Program(ABC):
     """The text of one function, written instruction by instruction.
 
     Args:
@@ -325,8 +326,12 @@ class Program:
         bits = self.op("ints", f"shl {self.typed(bits)}, {self.constant(mantissa, 'ints').name}")
         return power * self.op("vec", f"bitcast {self.typed(bits)} to {self.kinds['vec']}")
 
-    def compiled(self, scratch: int) -> Compiled:
-        """The function, which needs room for `scratch` numbers."""
+    @abstractmethod
+    def room(self) -> int:
+        """The number of numbers that the function needs as scratch."""
+
+    def compiled(self) -> Compiled:
+        """The function."""
         text = "\n".join([
             *sorted(self._intrinsics), 'define void @run(ptr noalias %table) "nounwind" {',
             *self._places, *self._lines, "  ret void", "}",
@@ -343,7 +348,7 @@ class Program:
         engine = llvm.create_mcjit_compiler(module, target)
         engine.finalize_object()
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.get_function_address("run"))
-        return Compiled(run, self.width, scratch, engine)
+        return Compiled(run, self.width, self.room(), engine)
 
 
 LOG2_E = 1.4426950408889634
