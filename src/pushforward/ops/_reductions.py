@@ -120,9 +120,12 @@ def _fused_runs() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is None and available()
 
 
-@torch.compiler.assume_constant_result
 def _compiles() -> bool:
     return available()
+
+
+# What `torch.compiler.assume_constant_result` does, without importing the compiler here.
+_compiles._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _comparable(times: Clock | None) -> Clock | None:

@@ -42,12 +42,12 @@ class Machine:
 @cache
 def available() -> bool:
     """Whether loops can be compiled here: llvmlite, and a processor with fused multiply-add."""
-    return find_spec("llvmlite") is not None and _machine() is not None
+    return _installed() and _machine() is not None
 
 
 def machine() -> Machine:
     """The processor at hand, or an error that says what is missing."""
-    if find_spec("llvmlite") is None:
+    if not _installed():
         raise ModuleNotFoundError(MISSING)
     found = _machine()
     if found is None:
@@ -56,6 +56,13 @@ def machine() -> Machine:
             "ARM), which this one has not. Use `impl='streamed'`."
         )
     return found
+
+
+def _installed() -> bool:
+    try:
+        return find_spec("llvmlite") is not None
+    except (ImportError, ValueError):  # somebody keeps it from being imported
+        return False
 
 
 @cache
