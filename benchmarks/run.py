@@ -216,9 +216,10 @@ float32. The ratio should be below 1.5.
 ## The reductions
 
 In float32, with one head. "With gradients" is the forward and the backward pass, with gradients
-of queries, keys, values and weights. "streamed" uses PyTorch's operations, "fused" loops compiled
-for this processor; the rows of a pair are timed in turn. The error is relative to a computation in float64. The
-dense reference is left out above 8,192 points, where its matrices take gigabytes.
+of queries, keys, values and weights. "streamed" uses PyTorch's operations, and "fused" loops
+compiled for this processor. Implementations are timed in turn. The error is relative to a
+computation in float64. The dense reference is left out above 8,192 points, where its matrices
+take gigabytes.
 
 <!-- chart: reductions -->
 
@@ -227,10 +228,10 @@ dense reference is left out above 8,192 points, where its matrices take gigabyte
 ## Memory
 
 Peak resident memory in MB, in addition to what the process held before, of a forward and a
-backward pass with d = 4 in float32. The first three rows are streamed reductions, the next two fused
-ones. The last two are two Sinkhorn steps and an application of the plan, with gradients through the steps and with
-implicit gradients. The columns are numbers of points. One dense 32,768 x 32,768 matrix would
-take 4,295 MB.
+backward pass with d = 4 in float32. The first three rows are streamed reductions, the next two
+fused ones. The last two are two Sinkhorn steps and an application of the plan, with gradients
+through the steps and with implicit gradients. The columns are numbers of points. One dense
+32,768 x 32,768 matrix would take 4,295 MB.
 
 <!-- chart: memory -->
 
