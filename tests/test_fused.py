@@ -10,7 +10,7 @@ from torch.library import opcheck
 
 import pushforward as pf
 from pushforward import ops
-from pushforward.ops import _fused, _reductions, _vectors
+from pushforward.ops import _fused, _radial, _reductions, _vectors
 
 fused = pytest.mark.skipif("fused" not in HERE, reason="needs llvmlite, of the extra `fast`")
 
@@ -146,6 +146,24 @@ def test_a_thousand_tiny_problems_and_none():
     for empty in (q[:0], q[:, :0]):
         assert ops.average(empty, k[: len(empty)], v, b, impl="fused").shape == (
             *empty.shape[:2], 1)  # fmt: skip
+
+
+@fused
+def test_decaying_sums():
+    """Results and gradients of compiled loops and of tiles, in float64 and float32."""
+    x, y, v = torch.randn(2, 300, 3), torch.randn(2, 2100, 3), torch.randn(2, 2100, 4)
+    upstream = torch.randn(2, 300, 4)
+
+    def results(f, dtype):
+        tensors = [t.to(dtype).requires_grad_() for t in (x, y, v)]
+        out = f(*tensors)
+        return out, *torch.autograd.grad(out, tensors, upstream.to(dtype))
+
+    exact = results(_radial._by_tiles, torch.float64)
+    for dtype in (torch.float64, torch.float32):
+        for a, e in zip(results(ops.decaying_sum, dtype), exact, strict=True):
+            assert (a - e).norm() < 8 * torch.finfo(dtype).eps * e.norm()
+    opcheck(_radial.radial_sum, [t[:1, :9].clone().requires_grad_() for t in (x, y, v)])
 
 
 class TestWithout:

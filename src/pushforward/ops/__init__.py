@@ -14,6 +14,7 @@ size.
 """
 
 from .._tools.types import Clock
+from ._radial import decaying_sum
 from ._reductions import IMPLS, Impl, average, implementation, log_integral
 
-__all__ = ["Clock", "IMPLS", "Impl", "average", "implementation", "log_integral"]
+__all__ = ["Clock", "IMPLS", "Impl", "average", "decaying_sum", "implementation", "log_integral"]

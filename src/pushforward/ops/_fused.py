@@ -97,7 +97,7 @@ def fused_sweep(
     out = q.new_empty(*q.shape[:2], v.shape[-1])
     tops, totals = q.new_empty(q.shape[:2]), q.new_empty(q.shape[:2])
     arrays = [*view.inputs, view.bounds(loop.width), view.seen, out, tops, totals]
-    _run(loop, (*q.shape[:2], k.shape[1]), arrays)
+    run(loop, (*q.shape[:2], k.shape[1]), arrays)
     rests = totals.masked_fill_(totals == 0, 1).log_()
     return view.in_order(out), view.in_order(tops), view.in_order(rests)
 
@@ -141,12 +141,12 @@ def fused_sweep_backward(
     if wanted[0]:
         loop = view.loop("backward_queries")
         arrays = [*view.inputs, view.bounds(loop.width), view.seen, *rows, dq]
-        _run(loop, (b, m, n), arrays)
+        run(loop, (b, m, n), arrays)
         dq = view.in_order(dq)
     if any(wanted[1:]):
         loop = view.loop("backward_atoms")
         arrays = [*view.inputs, view.askers(loop.width), view.seen, *rows, dk, dv, db]
-        _run(loop, (b, n, m), arrays, (int(wanted[1]), int(wanted[2])))
+        run(loop, (b, n, m), arrays, (int(wanted[1]), int(wanted[2])))
         dead = view.dead
         dk, dv = (t.masked_fill_(dead[..., None], 0) for t in (dk, dv))
         dk, dv, db = (view.atoms_in_order(t) for t in (dk, dv, db.masked_fill_(dead, 0)))
@@ -252,7 +252,7 @@ def _put_back(rows: Tensor, order: Tensor | None) -> Tensor:
     return torch.empty_like(rows).scatter_(1, _index(rows, order), rows)
 
 
-def _run(loop: Compiled, sizes: tuple[int, int, int], arrays: list[Tensor],
+def run(loop: Compiled, sizes: tuple[int, int, int], arrays: list[Tensor],
          flags: tuple[int, ...] = ()) -> None:  # fmt: skip
     """Run a loop over all tiles of all batches, its tiles shared out among threads."""
     batch, rows, columns = sizes

@@ -110,10 +110,10 @@ def _choose(q: Tensor, k: Tensor) -> Impl:
     few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
     if pairs <= few:
         return "reference"
-    return "fused" if q.device.type == "cpu" and _fused_runs() else "streamed"
+    return "fused" if q.device.type == "cpu" and fused_runs() else "streamed"
 
 
-def _fused_runs() -> bool:
+def fused_runs() -> bool:
     """Whether fused loops can be compiled, and nothing of `torch.func` is under way."""
     if torch.compiler.is_compiling():
         return _compiles()

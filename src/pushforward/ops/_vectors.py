@@ -224,6 +224,10 @@ class Program(ABC):
         """$ab+c$ with one rounding."""
         return self._call("fma", a, b, c)
 
+    def root(self, x: Value) -> Value:
+        """The square root."""
+        return self._call("sqrt", x)
+
     def _call(self, name: str, *args: Value) -> Value:
         kind = self.kinds[args[0].kind]
         mangled = f"@llvm.{name}.v{self.lanes}f{self.bits}"
