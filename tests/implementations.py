@@ -3,7 +3,7 @@
 import torch
 
 from pushforward import ops
-from pushforward.ops._vectors import available
+from pushforward.ops.compiled import available
 
 
 def here():

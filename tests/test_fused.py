@@ -10,7 +10,8 @@ from torch.library import opcheck
 
 import pushforward as pf
 from pushforward import ops
-from pushforward.ops import _fused, _radial, _reductions, _vectors
+from pushforward.ops import _fused, _radial, _reductions
+from pushforward.ops.compiled import _vectors
 
 fused = pytest.mark.skipif("fused" not in HERE, reason="needs llvmlite, of the extra `fast`")
 

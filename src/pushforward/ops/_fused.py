@@ -1,7 +1,7 @@
 r"""The same reductions as compiled loops on a CPU: every pair is met once, in registers.
 
-The loops (`_loops`) are written for the widths of keys and values and compiled by llvmlite at the
-first call, for the processor at hand. Tiles of queries, or of atoms, are shared out among
+The loops (`compiled`) are written for the widths of keys and values, and compiled at the first
+call by llvmlite for the processor at hand. Tiles of queries, or of atoms, are shared out among
 `torch.get_num_threads()` threads. No sum is split between threads, so results do not depend on
 their number. Memory is linear.
 
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from .._tools.once import check_no_tangent, no_second_derivative, refuse
 from .._tools.precision import align, full_precision
+from . import compiled
 from ._operators import MaybeTimes, Times, fold, named_errors
-from ._vectors import Compiled, machine
+from .compiled import Compiled, machine
 
 NAME = "A fused reduction"
 """Its name in messages."""
@@ -205,9 +206,7 @@ class _View:
 
     def loop(self, name: str) -> Compiled:
         """The loop for these widths."""
-        from . import _loops
-
-        return getattr(_loops, name)(self.bits, machine(), *self.widths, self.masked)
+        return getattr(compiled, name)(self.bits, machine(), *self.widths, self.masked)
 
     def sort(self, rows: Tensor) -> Tensor:
         """Rows of queries in the order of the loops."""

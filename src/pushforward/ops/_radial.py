@@ -24,7 +24,7 @@ from .._tools.tiles import over_tiles, row_tiles
 from ._fused import BITS, run
 from ._operators import fold
 from ._reductions import SMALL, fused_runs
-from ._vectors import machine
+from .compiled import machine, radial, radial_gradient as gradient_loop
 
 
 def decaying_sum(
@@ -87,8 +87,6 @@ def _by_tiles(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
 @torch.library.custom_op("pushforward::radial_sum", mutates_args=(), device_types="cpu")
 def radial_sum(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
     """The sums, with a batch axis."""
-    from ._loops import radial
-
     b, (m, d), (n, e) = len(x), x.shape[1:], v.shape[1:]
     out = x.new_empty(b, m, e)
     arrays = [*(t.contiguous() for t in (x, y, v)), out]
@@ -104,12 +102,10 @@ def _(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
 @torch.library.custom_op("pushforward::radial_gradient", mutates_args=(), device_types="cpu")
 def radial_gradient(x: Tensor, y: Tensor, upstream: Tensor, v: Tensor) -> Tensor:
     """The gradient in the points of the sums."""
-    from ._loops import radial_gradient as loop
-
     (b, m, d), (n, e) = x.shape, v.shape[1:]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     arrays = [*(t.contiguous() for t in (x, y, upstream, v)), out]
-    run(loop(BITS[x.dtype], machine(), d, e), (b, m, n), arrays)
+    run(gradient_loop(BITS[x.dtype], machine(), d, e), (b, m, n), arrays)
     return out
 
 

@@ -13,7 +13,7 @@ from .._tools.precision import comparable, full_precision
 from .._tools.types import Clock
 from . import _fused as fused, _reference as reference, _streamed as streamed
 from ._checks import check_reduction
-from ._vectors import available
+from .compiled import available
 
 Impl = Literal["reference", "streamed", "fused"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
