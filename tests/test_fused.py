@@ -151,7 +151,7 @@ def test_a_thousand_tiny_problems_and_none():
 
 @fused
 def test_decaying_sums():
-    """Results and gradients of compiled loops and of tiles, in float64 and float32."""
+    """Compiled loops against tiles in float64; terms of either sign cancel like a random walk."""
     x, y, v = torch.randn(2, 300, 3), torch.randn(2, 2100, 3), torch.randn(2, 2100, 4)
     upstream = torch.randn(2, 300, 4)
 
@@ -163,7 +163,7 @@ def test_decaying_sums():
     exact = results(_radial._by_tiles, torch.float64)
     for dtype in (torch.float64, torch.float32):
         for a, e in zip(results(ops.decaying_sum, dtype), exact, strict=True):
-            assert (a - e).norm() < 8 * torch.finfo(dtype).eps * e.norm()
+            assert (a - e).norm() < 2100**0.5 * torch.finfo(dtype).eps * e.norm()
     opcheck(_radial.radial_sum, [t[:1, :9].clone().requires_grad_() for t in (x, y, v)])
 
 
