@@ -10,7 +10,8 @@ BLOCK = 64
 """Columns in a block."""
 
 UNROLLED = 16
-"""Dot products up to this width are written out."""
+"""Dot products up to this width are written out. Longer ones are sums of such parts, which keeps
+their rounding errors smaller."""
 
 GROUP = 4
 """Columns, or sums, that share the load of a row."""
@@ -98,10 +99,15 @@ class Sweep(Program):
             if 0 < d <= UNROLLED:
                 sums = self._written_out(tile, d, bases)
             else:
-                held = [self.variables(0.0) for _ in places]
-                with self.loop(0, self.number(d)) as c:
-                    self._multiply(self.load(tile, c), [self.at(b, c) for b in bases], held)
-                sums = [[x.get() for x in xs] for xs in held]
+                totals = [self.variables(0.0) for _ in places]
+                with self.loop(0, self.number(d), UNROLLED) as c0:
+                    held = [self.variables(0.0) for _ in places]
+                    with self.loop(c0, self.smaller(c0 + UNROLLED, self.number(d))) as c:
+                        self._multiply(self.load(tile, c), [self.at(b, c) for b in bases], held)
+                    for total, part in zip(totals, held, strict=True):
+                        pairs = zip(values_of(total), values_of(part), strict=True)
+                        change(total, [x + y for x, y in pairs])
+                sums = [values_of(total) for total in totals]
             for place, column, values in zip(places, there, sums, strict=True):
                 finish(place, column, values)
 
