@@ -46,14 +46,18 @@ def work(name, n):
     q, k, v = (torch.randn(n, 4, requires_grad=True) for _ in range(3))
     bias = torch.randn(n, requires_grad=True)
     times = (torch.arange(n), torch.arange(n)) if "causal" in name else None
+    impl = "fused" if "fused" in name else "streamed"
     if "average" in name:
-        out = ops.average(q, k, v, bias, times=times, impl="streamed")
+        out = ops.average(q, k, v, bias, times=times, impl=impl)
     else:
-        out = ops.log_integral(q, k, bias, times=times, impl="streamed")
+        out = ops.log_integral(q, k, bias, times=times, impl=impl)
     out.sum().backward()
 
 
-NAMES = ("average", "log_integral", "causal_average", "sinkhorn_steps", "sinkhorn_implicit")
+NAMES = (
+    "average", "log_integral", "causal_average", "fused_average", "fused_causal_average",
+    "sinkhorn_steps", "sinkhorn_implicit",
+)  # fmt: skip
 
 if __name__ == "__main__":
     torch.manual_seed(0)

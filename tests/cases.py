@@ -1,6 +1,7 @@
 """What the tests are run on: every kind of map, and measures of every kind."""
 
 import torch
+from implementations import HERE
 
 import pushforward as pf
 
@@ -94,7 +95,7 @@ PLAIN = {
     "a user's map": lambda impl: Drift(),
     "a user's map, composed": lambda impl: pf.Compose(Drift(), pf.MLP(2, 4), Drift()),
 }
-MAPS = [(name, make, impl) for name, make in ATTENTIVE.items() for impl in pf.ops.IMPLS]
+MAPS = [(name, make, impl) for name, make in ATTENTIVE.items() for impl in HERE]
 MAPS += [(name, make, None) for name, make in PLAIN.items()]
 IDS = [name if impl is None else f"{name}, {impl}" for name, _, impl in MAPS]
 

@@ -233,6 +233,8 @@ RELATIONS = {
             "times": (torch.arange(3), torch.arange(3)), "impl": "reference", "guard": True,
         },
     ),
+    "runnable": (ops.runnable, {"device": "cpu", "dtype": torch.float64}),
+    "decaying_sum": (ops.decaying_sum, {"x": X, "y": X, "v": X}),
     "heatmap": (pictures.heatmap, {"relation": ONCE}),
     "graph": (pictures.graph, {"relation": ONCE, "least": 0.1}),
     "transported": (pictures.transported, {"relation": ONCE, "mu": MU, "nu": NU}),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from cases import ATTENTIVE, attention, measure, queries, transformer, worst
+from implementations import HERE
 
 import pushforward as pf
 
@@ -111,7 +112,7 @@ def test_cross_attention_with_softmax():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+@pytest.mark.parametrize("impl", HERE)
 def test_causal_attention_by_hand(impl):
     gamma = attention(impl, mask=pf.Causal())
     mu, (x, t) = measure(), queries()
@@ -120,7 +121,7 @@ def test_causal_attention_by_hand(impl):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+@pytest.mark.parametrize("impl", HERE)
 def test_earlier_outputs_do_not_depend_on_later_tokens(impl):
     model = transformer(impl, mask=pf.Causal())
     mu = measure(8)
@@ -242,7 +243,7 @@ def test_attention_with_a_nan_parameter_gives_nan_whatever_the_batch(parameter, 
     assert gamma.push(mu).atoms.isnan().any(-1).all()
 
 
-@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+@pytest.mark.parametrize("impl", HERE)
 @pytest.mark.parametrize("name", [n for n in ATTENTIVE if "tolerance" not in n])
 def test_every_layer_keeps_nan(name, impl):
     """A NaN in a matrix of queries reaches the images, or is refused where a solve reads it."""

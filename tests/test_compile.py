@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import attention, measure, queries, transformer, worst
+from implementations import HERE
 
 import pushforward as pf
 
@@ -22,7 +23,7 @@ def _fresh():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("impl", [None, "streamed"])  # None: the choice too, then the reference
+@pytest.mark.parametrize("impl", [None, *HERE[1:]])  # None: the choice too, then the reference
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_graph(name, impl):
     """Forward and backward, push and queries, traced without a break."""

@@ -6,6 +6,7 @@ a' = a + h (B a + c), S' = M S M^T with M = I + h B.
 
 import pytest
 import torch
+from implementations import HERE
 
 import pushforward as pf
 
@@ -64,7 +65,7 @@ def path(recursion, Q, K, V, a, S):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("impl", pf.ops.IMPLS)
+@pytest.mark.parametrize("impl", HERE)
 @pytest.mark.parametrize(("dim", "order"), [(1, 40), (2, 20)])
 @pytest.mark.parametrize("name", CASES)
 def test_ten_residual_layers(name, dim, order, impl, dtype, tol):

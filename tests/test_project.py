@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from implementations import HERE
 
 pytestmark = pytest.mark.unhooked
 
@@ -84,7 +85,7 @@ import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"ot", "scipy", "matplotlib", "rich", "beartype", "triton",
-                                  "torchdiffeq", "safetensors"}:
+                                  "torchdiffeq", "safetensors", "llvmlite"}:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Block())
 import torch
@@ -93,6 +94,7 @@ import pushforward as pf, pushforward.ops
 mu = pf.Measure(torch.randn(9, 2))
 pf.Transformer(2, depth=2).push(mu)
 pf.wasserstein(pf.Measure(torch.randn(9, 1)), pf.Measure(torch.randn(8, 1)))
+pf.ops.log_integral(torch.randn(1100, 2), torch.randn(1100, 2), torch.zeros(1100))
 pf.sinkhorn_divergence(mu, mu, eps=1.0), pf.energy_distance(mu, mu), pf.mmd(mu, mu)
 try:
     pf.wasserstein(mu, pf.Measure(torch.randn(8, 2)))
@@ -136,12 +138,15 @@ def test_examples(example, tmp_path, fresh):
     fresh(tmp_path, [str(example), *small])
 
 
+FUSED = ("fused_average", "fused_causal_average") if "fused" in HERE else ()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read on Linux")
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("average", "log_integral", "causal_average", "1024", "4096", "16384"),
+        ("average", "log_integral", "causal_average", *FUSED, "1024", "4096", "16384"),
         ("sinkhorn_steps", "512", "2048", "8192"),  # twenty reductions
         ("sinkhorn_implicit", "512", "2048", "8192"),  # forty reductions in its gradient
     ],

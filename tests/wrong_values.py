@@ -152,6 +152,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     # Reductions take half precision with a bias in full precision.
     "log_integral": {"q": DTYPE, "k": DTYPE, "bias": DTYPE, "scale": SIGNED},
     "average": {"q": DTYPE, "k": DTYPE, "v": DTYPE, "bias": DTYPE, "scale": SIGNED},
+    "decaying_sum": {"x": DTYPE, "y": DTYPE, "v": DTYPE},
 }
 """By callable and argument, the kinds that are accepted."""
 
@@ -164,6 +165,7 @@ UNREAD: dict[str, list[str]] = {
     "Relation.apply": ["values"],
     "log_integral": ["q", "k", "bias"],
     "average": ["q", "k", "v", "bias"],
+    "decaying_sum": ["x", "y", "v"],
 }
 """By callable, arguments whose values are not read, since that would wait for the device. What is
 returned is then NaN."""

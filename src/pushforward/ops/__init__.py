@@ -14,6 +14,10 @@ device and size.
 """
 
 from .._tools.types import Clock
-from ._reductions import EVERYWHERE, IMPLS, Impl, average, implementation, log_integral
+from ._radial import decaying_sum
+from ._reductions import IMPLS, Impl, average, implementation, log_integral, runnable
 
-__all__ = ["EVERYWHERE", "IMPLS", "Clock", "Impl", "average", "implementation", "log_integral"]
+__all__ = [
+    "IMPLS", "Clock", "Impl",
+    "average", "decaying_sum", "implementation", "log_integral", "runnable",
+]  # fmt: skip

@@ -12,15 +12,13 @@ from torch import Tensor
 from .._tools.checks import check_finite, check_flags, check_tensor
 from .._tools.precision import HALF, comparable, full_precision
 from .._tools.types import Clock
-from . import _reference as reference, _streamed as streamed
+from . import _fused as fused, _reference as reference, _streamed as streamed
 from ._checks import check_reduction
+from .compiled import available
 
-Impl = Literal["reference", "streamed", "triton"]
+Impl = Literal["reference", "streamed", "fused", "triton"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
-
-EVERYWHERE: tuple[Impl, ...] = ("reference", "streamed")
-"""Those that run on every device, in every dtype and width."""
 
 KERNELS = find_spec("triton") is not None and torch.version.hip is None
 """Whether there are kernels for GPUs; ROCm, whose Triton was never tried, streams."""
@@ -29,8 +27,8 @@ WIDEST = 256
 """The kernels' largest width of points and values."""
 
 SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
-"""Up to this many pairs of query and atom the dense reference is the default: there it is as fast
-as streaming and takes a few megabytes."""
+"""Up to this many pairs of query and atom the dense reference is the default: there it takes a few
+megabytes, and has all derivatives."""
 
 
 def log_integral(
@@ -51,8 +49,9 @@ def log_integral(
         bias: $b_j$, float32 or better; $-\infty$ removes the atom.
         scale: $s$, a factor of all dot products.
         times: of queries and of atoms, for causal masking.
-        impl: `"reference"` (dense), `"streamed"` (linear memory), `"triton"` (the same on NVIDIA
-            GPUs, fused), or None: by device and size.
+        impl: `"reference"` (dense), `"streamed"` (linear memory), `"fused"` (linear memory,
+            compiled for this processor; needs `pip install pushforward[fast]`), `"triton"` (linear
+            memory, for NVIDIA GPUs), or None: by device and size.
         guard: check shapes, and handle contexts without mass and NaN at atoms without mass.
             Layers pass False because their inputs are already checked.
 
@@ -111,7 +110,7 @@ def _check(scale: float, guard: bool) -> None:
 
 
 def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
-    """Dense for few pairs; for many, kernels on a GPU that has them, streamed elsewhere."""
+    """Dense for few pairs; for many, what is compiled for the device, else streamed."""
     batch = q.shape[:-2]
     if k.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, k.shape[:-2])
@@ -119,9 +118,48 @@ def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
     few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
     if pairs <= few:
         return "reference"
+    if q.device.type == "cpu":
+        return "fused" if fused_runs() else "streamed"
     fits = max(q.shape[-1], v.shape[-1]) <= WIDEST
-    narrow = all(t.dtype in (torch.float32, *HALF) for t in (q, k, v))
-    return "triton" if KERNELS and fits and narrow and q.device.type == "cuda" else "streamed"
+    single = all(t.dtype in (torch.float32, *HALF) for t in (q, k, v))
+    return "triton" if KERNELS and fits and single and q.device.type == "cuda" else "streamed"
+
+
+def runnable(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Impl, ...]:
+    """The implementations that run on a device in a dtype, the reference first.
+
+    Args:
+        device: where the tensors are.
+        dtype: their dtype.
+
+    Examples:
+        >>> pf.ops.runnable("cpu", torch.float64)[:2]
+        ('reference', 'streamed')
+    """
+    kind = torch.device(device).type
+    found: list[Impl] = ["reference", "streamed"]
+    if kind == "cpu" and available():
+        found.append("fused")
+    if kind == "cuda" and KERNELS and dtype in (torch.float32, *HALF):
+        found.append("triton")
+    return tuple(found)
+
+
+def fused_runs() -> bool:
+    """Whether fused loops can be compiled, and nothing of `torch.func` is under way."""
+    if torch.compiler.is_compiling():
+        return _compiles()
+    return torch._C._functorch.peek_interpreter_stack() is None and available()
+
+
+def _compiles() -> bool:
+    return available()
+
+
+# What `torch.compiler.assume_constant_result` does, without importing the compiler here.
+_compiles._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _comparable(times: Clock | None) -> Clock | None:
@@ -136,6 +174,8 @@ def implementation(impl: str) -> ModuleType:
                 return reference
             case "streamed":
                 return streamed
+            case "fused":
+                return fused
             case "triton":
                 return _kernels()
     raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")

@@ -6,7 +6,6 @@ a graph of `torch.compile` has one node instead of thousands of tiles.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,21 +15,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .._tools.once import check_no_tangent, no_second_derivative, refuse, used_once
 from .._tools.precision import align, full_precision
-
-Times = tuple[Tensor, Tensor] | None
-"""Times of queries and of keys, if there is a causal mask."""
-
-MaybeTimes = tuple[Tensor | None, Tensor | None]
-"""The same inside the operators, which take no optional pairs: twice None without a mask."""
+from ._operators import MaybeTimes, Times, fold, named_errors
 
 FUSED = "The streamed average"
 TILED = "A streamed reduction"
 """Names in messages."""
-
-TRANSFORMED = (
-    f"{TILED} has no derivative under `torch.func` or many at once. Use `torch.autograd.grad`, "
-    "or `impl='reference'`, which `torch.func` transforms."
-)
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
@@ -42,7 +31,7 @@ def log_integral(
     """Tile by tile, with a running maximum; always guarded, because that costs nothing here."""
     check_no_tangent("The streamed log-integral", q, k, bias)
     q, k, bias = align(q, k, bias)
-    batch, (q, k, bias), clock = _fold((scale * q, k, bias[..., None]), times)
+    batch, (q, k, bias), clock = fold((scale * q, k, bias[..., None]), times)
     _, top, rest = _reduced(q, k, k[..., :0], bias[..., 0], clock)
     return (top + rest).reshape(*batch, q.shape[-2])
 
@@ -56,20 +45,9 @@ def average(
     q = scale * q
     if times is None and q.device.type == "cpu" and min(q.shape[-2], k.shape[-2]) > 0:
         return _fused(q, k, v, bias, guard)
-    batch, (q, k, v, bias), clock = _fold((q, k, v, bias[..., None]), times)
+    batch, (q, k, v, bias), clock = fold((q, k, v, bias[..., None]), times)
     out, *_ = _reduced(q, k, v, bias[..., 0], clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    """An error that helps where a transform of PyTorch cannot enter the loop over tiles."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "functorch" not in str(error) and "Batching rule" not in str(error):
-            raise
-        raise NotImplementedError(TRANSFORMED) from error
 
 
 def _reduced(
@@ -78,23 +56,8 @@ def _reduced(
     """The loop over tiles."""
     if torch.compiler.is_compiling():
         return reduce_tiles(q, k, v, bias, *clock)
-    with _named_errors():
+    with named_errors(TILED):
         return reduce_tiles(q, k, v, bias, *clock)
-
-
-def _fold(
-    tensors: tuple[Tensor, ...], times: Times
-) -> tuple[torch.Size, list[Tensor], MaybeTimes]:
-    """Broadcast the leading axes against each other and flatten them to one."""
-    if times is not None:
-        tensors = (*tensors, *(t[..., None] for t in times))
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
-    count = batch.numel()
-    folded = [t.expand(*batch, *t.shape[-2:]).reshape(count, *t.shape[-2:]) for t in tensors]
-    if times is None:
-        return batch, folded, (None, None)
-    *folded, query_times, key_times = folded
-    return batch, folded, (query_times[..., 0], key_times[..., 0])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor:
@@ -124,7 +87,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor
     lowest = torch.finfo(bias.dtype).min / 4  # below every live score but the most extreme
     bias = (bias - bias.detach().amax(-1, keepdim=True)).clamp_min(lowest)
     values = torch.cat([v, live[..., None].expand(*v.shape[:-1], 1)], -1)
-    batch, (q, k, values, bias), _ = _fold((q, k, values, bias[..., None]), None)
+    batch, (q, k, values, bias), _ = fold((q, k, values, bias[..., None]), None)
     width = max(q.shape[-1] + 1, values.shape[-1])
     q = torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1)
     k = torch.cat([k, bias], -1)
@@ -272,7 +235,7 @@ def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
     q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:4])
     inputs, upstream = [q, k, v, bias], [d_out, d_log_z]
-    with full_precision(q), _named_errors():
+    with full_precision(q), named_errors(TILED):
         grads = reduce_tiles_backward(inputs, query_times, key_times, outputs, upstream, wanted)
     return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None, None
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ... import ops
 from ..._tools.checks import check_callable, check_kind
 from ..._tools.precision import widen
 from ..._tools.types import Images, Queries
@@ -94,6 +95,8 @@ class CuckerSmale(Field):
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         y, w = halves(widen(mu.atoms))
         weights = mu.log_weights.softmax(-1)[..., None, :]
+        if self.influence is _slow_decay:
+            return self._slow(x, y, w, weights.mT)
 
         def moving(rows: Tensor) -> Tensor:
             position, velocity = halves(widen(rows))
@@ -104,6 +107,14 @@ class CuckerSmale(Field):
             return torch.cat([velocity.expand(force.shape), force], -1).to(x.dtype)
 
         return by_rows(moving, x, mu.n)
+
+    def _slow(self, x: Tensor, y: Tensor, w: Tensor, weights: Tensor) -> Tensor:
+        """The field of the default influence, whose sums are a reduction of their own."""
+        position, velocity = halves(widen(x))
+        values = torch.cat([w, torch.ones_like(w[..., :1])], -1) * weights
+        sums = ops.decaying_sum(position, y, values)
+        force = sums[..., :-1] - sums[..., -1:] * velocity
+        return torch.cat([velocity.expand(force.shape), force], -1).to(x.dtype)
 
 
 def _slow_decay(r: Tensor) -> Tensor:

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
+from .._operators import Times, named_errors
 from ._operators import WHAT, reduce
-
-Times = tuple[Tensor, Tensor] | None
-"""Times of queries and of keys, if there is a causal mask."""
 
 WIDEST = 256
 """The largest width of points and of values."""
@@ -54,7 +52,12 @@ def _reduced(
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
     folded = [_folded(t, batch) for t in parts]
     bias, *clock = (t[..., 0] for t in folded[3:])
-    out, log_z, *_ = reduce(*folded[:3], bias, float(scale), *(clock or (None, None)))
+    arguments = (*folded[:3], bias, float(scale), *(clock or (None, None)))
+    if torch.compiler.is_compiling():
+        out, log_z, *_ = reduce(*arguments)
+    else:
+        with named_errors(WHAT):
+            out, log_z, *_ = reduce(*arguments)
     return out.reshape(*batch, *out.shape[-2:]), log_z.reshape(*batch, log_z.shape[-1])
 
 

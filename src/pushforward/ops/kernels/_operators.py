@@ -10,6 +10,7 @@ from triton import knobs
 
 from ..._tools.once import no_second_derivative, refuse
 from ..._tools.precision import full_precision
+from .._operators import named_errors
 from . import _launch as launch
 from ._problem import LOG2, Clock
 
@@ -79,7 +80,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:
     q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:4])
-    with full_precision(q):
+    with full_precision(q), named_errors(WHAT):
         grads = reduce_backward(
             [q, k, v, bias], ctx.factor, query_times, key_times, outputs, [d_out, d_log], wanted
         )

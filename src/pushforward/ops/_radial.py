@@ -1,0 +1,136 @@
+r"""A sum over all pairs whose factor decays slowly with the distance.
+
+It is the interaction of Cucker and Smale, $\psi(s)=(1+s)^{-1/2}$ of squared distances $s$. Both
+gradients have the form of the sum itself, with the two sides exchanged, or of one more:
+
+$$v'_j=\sum_i\psi(|x_i-y_j|^2)\,o'_i,\qquad
+  x'_i=\sum_j2\psi'(|x_i-y_j|^2)\,\langle o'_i,v_j\rangle\,(x_i-y_j),$$
+
+and $y'$ is $x'$ with the sides exchanged.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from .._tools.checks import check_broadcast, check_floating, check_same, check_widths
+from .._tools.once import no_second_derivative, refuse
+from .._tools.precision import align, full_precision
+from .._tools.tiles import over_tiles, row_tiles
+from ._fused import BITS, run
+from ._operators import fold
+from ._reductions import SMALL, fused_runs
+from .compiled import machine, radial, radial_gradient as gradient_loop
+
+
+def decaying_sum(
+    x: Float[Tensor, "*#b m d"], y: Float[Tensor, "*#b n d"], v: Float[Tensor, "*#b n e"]
+) -> Float[Tensor, "*b m e"]:
+    r"""The sums $\sum_jv_j\,(1+|x_i-y_j|^2)^{-1/2}$, in linear memory.
+
+    On a CPU with the extra `fast`, more than $2^{20}$ pairs are summed in compiled loops. Then
+    there is no second derivative.
+
+    Args:
+        x: a point for each sum.
+        y: a point for each term.
+        v: a vector for each term.
+
+    Examples:
+        >>> x, y = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> pf.ops.decaying_sum(x, y, torch.ones(2, 1))
+        tensor([[1.7071]])
+    """
+    for name, tensor in (("x", x), ("y", y), ("v", v)):
+        check_floating(name, tensor, "(..., n, k)", 2)
+        check_same("device", ("x", x), (name, tensor))
+        check_broadcast(f"`x` and `{name}`", x.shape[:-2], tensor.shape[:-2])
+    check_widths(x, y)
+    if y.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"`y` and `v` must have a row per term, got {y.shape[-2]} and {v.shape[-2]} rows."
+        )
+    x, y, v = align(x, y, v)
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
+    many = prod(batch) * x.shape[-2] * y.shape[-2] > SMALL["cpu"]
+    with full_precision(x):
+        if many and x.device.type == "cpu" and _plain(x, y, v) and fused_runs():
+            batch, (x, y, v), _ = fold((x, y, v), None)
+            return radial_sum(x, y, v).reshape(*batch, x.shape[-2], v.shape[-1])
+        return _by_tiles(x, y, v)
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether no forward-mode derivative is under way."""
+    if torch.compiler.is_compiling():
+        return True
+    return all(unpack_dual(t).tangent is None for t in tensors)
+
+
+def _by_tiles(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """Some rows at a time, which gradients compute again."""
+
+    def part(rows: slice) -> Tensor:
+        mode = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(x[..., rows, :], y, compute_mode=mode)
+        return (1 + distances.square()).rsqrt() @ v
+
+    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device)
+    images = list(over_tiles(part, tiles))
+    return images[0] if len(images) == 1 else torch.cat(images, -2)
+
+
+@torch.library.custom_op("pushforward::radial_sum", mutates_args=(), device_types="cpu")
+def radial_sum(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """The sums, with a batch axis."""
+    b, (m, d), (n, e) = len(x), x.shape[1:], v.shape[1:]
+    out = x.new_empty(b, m, e)
+    arrays = [*(t.contiguous() for t in (x, y, v)), out]
+    run(radial(BITS[x.dtype], machine(), d, e), (b, m, n), arrays)
+    return out
+
+
+@radial_sum.register_fake
+def _(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:2], v.shape[-1])
+
+
+@torch.library.custom_op("pushforward::radial_gradient", mutates_args=(), device_types="cpu")
+def radial_gradient(x: Tensor, y: Tensor, upstream: Tensor, v: Tensor) -> Tensor:
+    """The gradient in the points of the sums."""
+    (b, m, d), (n, e) = x.shape, v.shape[1:]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    arrays = [*(t.contiguous() for t in (x, y, upstream, v)), out]
+    run(gradient_loop(BITS[x.dtype], machine(), d, e), (b, m, n), arrays)
+    return out
+
+
+@radial_gradient.register_fake
+def _(x: Tensor, y: Tensor, upstream: Tensor, v: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, v = ctx.saved_tensors
+    want_x, want_y, want_v = ctx.needs_input_grad
+    return (
+        radial_gradient(x, y, grad, v) if want_x else None,
+        radial_gradient(y, x, v, grad) if want_y else None,
+        radial_sum(y, x, grad) if want_v else None,
+    )
+
+
+def _second_backward(ctx: Any, _: Tensor) -> tuple:
+    refuse(no_second_derivative("The gradient of a fused sum over pairs"))
+
+
+radial_gradient.register_autograd(_second_backward)
+radial_sum.register_autograd(_backward, setup_context=_setup_context)
