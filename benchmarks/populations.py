@@ -391,7 +391,8 @@ def draw(problems):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    plt.style.use(HERE.parent / "examples" / "style.mplstyle")
+    figure, axes = plt.subplots(1, 2)
     cells, years = problems
     reg, *_ = regressor(cells, 0)
     label, source, target, condition, _ = cells.tests["doses between"][5]
