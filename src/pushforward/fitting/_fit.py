@@ -27,9 +27,9 @@ from ._muon import Muon
 from ._training import Evaluation, Optimiser, Training
 from .judging import Climbers, displaced, examples, held_out_seed
 from .problems import (
+    FromPairs,
     Law,
     Obstructions,
-    Pairs,
     Simulation,
     Task,
     as_law,
@@ -148,7 +148,7 @@ def _task(
     if isinstance(data, Task):
         return data
     if data is not None:
-        return Pairs(data, training.loss)
+        return FromPairs(data, training.loss)
     if law is None:
         raise ValueError(
             "`law` must say where measures come from, such as `law=pf.fitting.Mixtures(dim)`."
@@ -205,8 +205,8 @@ class _Loop:
         """Go on with the run in a folder."""
         self.begin(folder)
         weights = self.model.state_dict()
-        pool = {} if self.climbers is None else self.climbers.tensors
-        wanted = {"model": weights, "average": weights, "adversary": pool}
+        climbing = {} if self.climbers is None else self.climbers.tensors
+        wanted = {"model": weights, "average": weights, "adversary": climbing}
         state = State.read(folder, self.about, self.steps, wanted)
         file = folder / checkpoint.STATE
         checkpoint.load_moments(file, self.optimisers, self.names, state.moments)
@@ -311,8 +311,8 @@ class _Loop:
         """Write state, log and model; other processes wait."""
         if self.folder is not None and self.accelerator.is_main_process:
             moments = checkpoint.named_moments(self.optimisers, self.names)
-            pool = {} if self.climbers is None else self.climbers.tensors
-            parts = self.model.state_dict(), self.average.state_dict(), moments, pool
+            climbing = {} if self.climbers is None else self.climbers.tensors
+            parts = self.model.state_dict(), self.average.state_dict(), moments, climbing
             State(self.step, *parts, self.log).write(self.folder, self.about)
             checkpoint.write_model(self.average, self.folder)
         self.accelerator.wait_for_everyone()
@@ -369,13 +369,13 @@ def judged(model: nn.Module, task: Task, evaluation: Evaluation, device: torch.d
                 found[f"error {name}{', ' if name else ''}n = {n}"] = (
                     torch.cat(parts).mean().item()
                 )
-    elif evaluation.pairs is not None and isinstance(task, Pairs):
-        held_out = Pairs(evaluation.pairs, task.loss, task.batch_size)
+    elif evaluation.pairs is not None and isinstance(task, FromPairs):
+        held_out = FromPairs(evaluation.pairs, task.loss, task.batch_size)
         rounds = max(1, len(evaluation.pairs) // held_out.batch_size)
         generator = torch.Generator(device)
         losses = [held_out.losses(model, held_out.batch(generator, k)) for k in range(rounds)]
         found["error, held out"] = torch.cat(losses).mean().item()
-    elif not isinstance(task, Pairs):
+    elif not isinstance(task, FromPairs):
         generator = torch.Generator(device).manual_seed(held_out_seed(0, 0))
         found["error, held out"] = task.errors(model, task.batch(generator, 0)).mean().item()
     return found

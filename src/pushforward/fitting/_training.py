@@ -16,7 +16,7 @@ from .._tools.checks import (
     check_sizes,
     check_whole,
 )
-from .judging import Pool
+from .judging import Adversary
 from .problems import Batches, Law, Loss
 
 PRECISIONS = ("float32", "bfloat16")
@@ -106,7 +106,7 @@ class Training:
             `SinkhornDivergence()` otherwise.
         batches: sizes of the measures of a simulator.
         optimiser: learning rates and schedule.
-        adversary: a `Pool` of measures that climb the error while the network descends it.
+        adversary: an `Adversary`, whose measures climb the error while the network descends it.
         evaluation: when and on what the model is judged.
         precision: "float32", or "bfloat16" for products of matrices.
         seed: everything random follows from it and from the number of the step.
@@ -115,7 +115,7 @@ class Training:
     loss: Loss | None = None
     batches: Batches = field(default_factory=Batches)
     optimiser: Optimiser = field(default_factory=Optimiser)
-    adversary: Pool | None = None
+    adversary: Adversary | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     precision: str = "float32"
     seed: int = 0
@@ -124,7 +124,7 @@ class Training:
         if self.loss is not None:
             check_kind("loss", self.loss, Loss, "For example `pf.fitting.Paired()`.")
         if self.adversary is not None:
-            check_kind("adversary", self.adversary, Pool, "For example `pf.fitting.Pool()`.")
+            check_kind("adversary", self.adversary, Adversary, "Use `pf.fitting.Adversary()`.")
         check_kind("batches", self.batches, Batches, "For example `pf.fitting.Batches()`.")
         check_kind("optimiser", self.optimiser, Optimiser, "Use `pf.fitting.Optimiser()`.")
         check_kind("evaluation", self.evaluation, Evaluation, "Use `pf.fitting.Evaluation()`.")

@@ -47,7 +47,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreTable:
     """Errors at several numbers of atoms.
 
     Args:
@@ -92,7 +92,7 @@ def evaluate(
     exact: int = 0,
     seed: int = 0,
     progress: bool | None = None,
-) -> Scores:
+) -> ScoreTable:
     r"""The error of a model at several numbers of atoms, with its standard error.
 
     Corollary 1 says that it need not grow with the number of atoms [A, Cor. 1].
@@ -147,7 +147,7 @@ def evaluate(
             rows.append(
                 Score(n, measures, errors.mean().item(), spread, errors.max().item(), share)
             )
-    return Scores(tuple(rows), seed)
+    return ScoreTable(tuple(rows), seed)
 
 
 def examples(

@@ -151,7 +151,7 @@ class Simulation(Task):
         }  # fmt: skip
 
 
-class Pairs(Task):
+class FromPairs(Task):
     """Given pairs of measures, in a list or a data set of PyTorch.
 
     Args:
@@ -290,7 +290,7 @@ def check_images(model: nn.Module, task: Task, generator: torch.Generator) -> No
         task: what it learns; only simulations and pairs are checked.
         generator: draws the batch.
     """
-    if not isinstance(task, Simulation | Pairs):
+    if not isinstance(task, Simulation | FromPairs):
         return
     source, target = task.batch(generator, 0)
     check_usable(**{"a source of the first batch": source, "a target of the first batch": target})
