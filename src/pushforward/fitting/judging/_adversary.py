@@ -8,10 +8,15 @@ from random import Random
 import torch
 from torch import Tensor
 
-from ..._tools.checks import check_number, check_range, check_sizes
+from ..._tools.checks import (
+    check_kind,
+    check_listed_sizes,
+    check_number,
+    check_range,
+    check_sizes,
+)
 from ...measures import Measure
 from ..problems import LARGEST_LOG, Box, Example, Simulation, centred
-from ._evaluate import listed_sizes
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Adversary:
 
     def __post_init__(self) -> None:
         check_sizes(count=self.count, atoms=self.atoms)
-        listed_sizes(self.sizes)
+        check_listed_sizes("sizes", self.sizes)
         check_number("radius", self.radius)
         check_range("fresh", self.fresh, 0, 1)
 
@@ -50,6 +55,8 @@ class Adversary:
             task: what is learned.
             generator: draws them.
         """
+        check_kind("task", task, Simulation, "`pf.fitting.Simulation(target, law)` makes one.")
+        check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
         box = Box(task.law.dim, self.radius)
         drawn = {n: box.draw(self.count, n, generator) for n in self.sizes}
         tensors = {}
