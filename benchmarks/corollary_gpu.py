@@ -30,13 +30,13 @@ from run import table, where
 
 import pushforward as pf
 from pushforward.fitting import (
+    Adversary,
     Attack,
     Batches,
     Box,
     Evaluation,
     Mixtures,
     OneOf,
-    Pool as Adversary,
     Training,
     attack,
     evaluate,

@@ -297,8 +297,8 @@ Measured by `benchmarks/verdicts.py`.
 ## Training on ragged pairs
 
 Steps of training on pairs of flocks of unequal sizes, measured by `benchmarks/training.py`. The
-encoder pads every batch to its largest flock and masks the rest. `fitting.Pairs` computes flocks
-of like sizes together.
+encoder pads every batch to its largest flock and masks the rest. `fitting.FromPairs` computes
+flocks of like sizes together.
 
 {training}
 ## Transport on the line

@@ -25,6 +25,7 @@ from run import where
 
 import pushforward as pf
 from pushforward.fitting import (
+    Adversary,
     Attack,
     Batches,
     Box,
@@ -32,7 +33,6 @@ from pushforward.fitting import (
     Mixtures,
     OneOf,
     Optimiser,
-    Pool as Adversary,
     Training,
     report,
 )

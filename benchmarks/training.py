@@ -2,7 +2,7 @@
 
 Flocks of unequal sizes and their images under a Cucker-Smale flow. Ours is the network of the
 benchmarks of Corollary 1, a `pf.Transformer` with a LayerNorm in each block, on batches of
-`fitting.Pairs`, which computes measures of like sizes together. The other one is
+`fitting.FromPairs`, which computes measures of like sizes together. The other one is
 `nn.TransformerEncoder` on batches padded with zeros with a key padding mask, of the same width,
 depth, heads and hidden width. Both return displacements and see the same batches. Loss, optimiser
 (AdamW) and learning rate are the same. A third row is `pf.fit` on the same pairs, with its own
@@ -89,7 +89,7 @@ class Ours:
         self.model = standard(4, WIDTH, DEPTH, HEADS)
 
     def loss(self, pairs):
-        task = fitting.Pairs(pairs, fitting.Paired(), batch_size=BATCH)
+        task = fitting.FromPairs(pairs, fitting.Paired(), batch_size=BATCH)
         return task.losses(self.model, task.batch(torch.Generator(), 0)).mean()
 
     def image(self, mu):

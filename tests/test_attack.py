@@ -8,10 +8,10 @@ import torch
 
 import pushforward as pf
 from pushforward.fitting import (
+    Adversary,
     Attack,
     Box,
     Mixtures,
-    Pool,
     Simulation,
     attack,
     evaluate,
@@ -247,9 +247,9 @@ def test_sizes_must_increase():
         Attack(sizes=(8, 2))
 
 
-def test_the_measures_of_a_pool_climb_and_stay_on_the_box():
+def test_the_measures_of_an_adversary_climb_and_stay_on_the_box():
     task, generator = Simulation(SHIFT, LAW), torch.Generator().manual_seed(0)
-    climbers = Pool(count=32, sizes=(2,), atoms=64, fresh=0.0).begin(task, generator)
+    climbers = Adversary(count=32, sizes=(2,), atoms=64, fresh=0.0).begin(task, generator)
     means = []
     for k in range(40):
         losses = task.losses(Bump(), climbers.example(generator, k))
@@ -264,7 +264,7 @@ def test_the_measures_of_a_pool_climb_and_stay_on_the_box():
 
 def test_the_measures_with_the_smallest_errors_are_replaced():
     task, generator = Simulation(SHIFT, LAW), torch.Generator().manual_seed(0)
-    climbers = Pool(count=20, sizes=(2,), atoms=40, fresh=0.25).begin(task, generator)
+    climbers = Adversary(count=20, sizes=(2,), atoms=40, fresh=0.25).begin(task, generator)
     losses = task.losses(Bump(), climbers.example(generator, 0))
     losses.sum().backward()
     before = climbers.x.detach().clone()

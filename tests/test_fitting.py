@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 import pushforward as pf
 from pushforward import fitting
 from pushforward.fitting import (
+    Adversary,
     Batches,
     Box,
     Evaluation,
@@ -23,7 +24,6 @@ from pushforward.fitting import (
     Mixtures,
     Optimiser,
     Paired,
-    Pool,
     Training,
     TrainingError,
 )
@@ -84,7 +84,7 @@ def not_a_number(mu):
 
 
 def learn(law, steps=12, model=None, training=None, **kept):
-    training = training or brief(adversary=Pool(count=8, sizes=(2, 4), atoms=16))
+    training = training or brief(adversary=Adversary(count=8, sizes=(2, 4), atoms=16))
     model = model or network(dropout=0.1)
     return pf.fit(model, target=flow(), law=law, steps=steps, training=training, **kept)
 
@@ -235,8 +235,8 @@ def test_another_run_is_refused_by_what_differs(kept):
     with pytest.raises(ValueError, match=r"another `model\.gamma\.block\.dropout`: 0.1, .* null"):
         learn(Failing(), model=network(), resume=kept)
     with pytest.raises(ValueError, match='another `seed`: "0", and now "1"'):
-        pool = Pool(count=8, sizes=(2, 4), atoms=16)
-        learn(Failing(), training=brief(adversary=pool, seed=1), resume=kept)
+        adversary = Adversary(count=8, sizes=(2, 4), atoms=16)
+        learn(Failing(), training=brief(adversary=adversary, seed=1), resume=kept)
     with pytest.raises(ValueError, match="There is a run in"):
         learn(Failing(), out=kept)
 
@@ -382,7 +382,7 @@ def test_like_sizes_are_computed_together_and_nothing_changes(monkeypatch):
         (mu, mu.moved(mu.atoms + mu.n)) for mu in (couple(n)[0].to(torch.float64) for n in sizes)
     ]
     for loss in (Paired(), fitting.EnergyDistance()):
-        task, model = fitting.Pairs(pairs, loss), network()
+        task, model = fitting.FromPairs(pairs, loss), network()
         batch = task.batch(torch.Generator(), 0)
         push = lambda mu, model=model: seen.append(mu.atoms.shape[:2]) or model.push(mu)
         found = task.losses(types.SimpleNamespace(push=push), batch)

@@ -185,7 +185,7 @@ def test_thinning_is_unbiased_and_even():
 @pytest.mark.parametrize("loss", [pf.fitting.Paired(), pf.fitting.EnergyDistance()])
 def test_thinned_pairs_stay_together_if_they_are_pairs(loss):
     mu = cloud(50)
-    task = pf.fitting.Pairs([(mu, mu.push(lambda x: x + 1))], loss, atoms=8)
+    task = pf.fitting.FromPairs([(mu, mu.push(lambda x: x + 1))], loss, atoms=8)
     source, target = task.batch(torch.Generator().manual_seed(0), 0)
     assert source.n == target.n == 8
     assert torch.equal(source.atoms + 1, target.atoms) == loss.paired

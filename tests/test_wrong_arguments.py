@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import torch
 from public_calls import MAPS, MEASURES, RELATIONS
-from public_calls_fitting import REGRESSION
+from public_calls_fitting import LEARNING, REGRESSION
 from public_calls_theory import FLOWS, THEORY
 from test_house import is_abstract, public_objects
 from wrong_values import ACCEPTED, KNOWN, UNREAD, wrong_values
@@ -28,7 +28,7 @@ from pushforward.representation import BlackBoxError
 pytestmark = pytest.mark.unhooked
 
 SOURCE = str(Path(pf.__file__).parent)
-CALLS = {**MEASURES, **MAPS, **RELATIONS, **FLOWS, **THEORY, **REGRESSION}
+CALLS = {**MEASURES, **MAPS, **RELATIONS, **FLOWS, **THEORY, **REGRESSION, **LEARNING}
 
 AUTHORS = {
     "evaluate", "condition", "queries", "keys", "values", "combine_heads",  # in-context maps
@@ -47,7 +47,8 @@ EXCEPTIONS = {
          "Characterisation", "LipschitzBounds", "Continuity", "Specimen", "Witness", "FlowError",
          "Path", "ProbedImage", "Arrays", "Flat", "Nested", "Conditional",
          "Coupling", "Masses", "Signed", "Statement", "Result", "Check", "Figure", "Series",
-         "Supremum", "WorstCase", "Report"],
+         "Supremum", "WorstCase", "Report", "Fit", "Score", "ScoreTable", "RuleScore",
+         "Obstruction", "Obstructions"],
         "a result, which users do not make",
     ),
     **dict.fromkeys(["Scores", "PointScores", "TileScores", "BlackBox", "MapBox", "TokenBox",
@@ -64,7 +65,7 @@ EXCEPTIONS = {
     "Formats.unchecked": "abstract",
     "Formats.cuda": "it needs a GPU",
     "Formats.to": "its arguments are those of `torch.Tensor.to`, which checks them",
-    "Approximation.bound": "abstract",
+    **dict.fromkeys(["Approximation.bound", "Law.draw", "Task.batch", "Task.losses"], "abstract"),
     **dict.fromkeys(["by_rows", "halves", "is_second_order", "manifold_of", "summands"],
         "a tool of the chapter `flows`, not documented",
     ),

@@ -58,6 +58,7 @@ def wrong_values(call: Any, given: dict[str, Any], argument: str) -> Iterator[tu
 ARRAY, COUNTS, SIGNED, FUNCTION = ["an array"], ["integers"], ["a negative number"], ["a function"]
 DTYPE, DEVICE, NANS, STRING = ["another dtype"], ["another device"], ["NaN tensor"], ["a string"]
 INDEX, POWER = ["integers", "None", "a negative number"], ["a fraction"]
+NONE = ["None"]
 
 ACCEPTED: dict[str, dict[str, list[str]]] = {
     # Measures are made of arrays too, and weights may be counts.
@@ -100,6 +101,7 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "wasserstein": {"p": POWER},
     "sliced_wasserstein": {"p": POWER},
     "Path.wasserstein": {"p": POWER},
+    "Wasserstein": {"p": POWER},
     # A function is called later, and what it returns is checked then; a black box that returns
     # no measure is a finding of its own.
     "Pointwise": {"f": FUNCTION},
@@ -132,6 +134,12 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
         "class_token": SIGNED,
     },
     "Audit.__getitem__": {"name": STRING},
+    "FromPairs": {"name": STRING},
+    # None is the default, or switches something off.
+    "OneOf": {"shares": NONE},
+    "Optimiser": {"matrix_lr": NONE},
+    "fit, kept": {"out": NONE},
+    "fit, resumed": {"resume": NONE},
     # Queries and keys may be NaN at atoms without mass; scores are read by `relate`.
     "Encoded": {"q": NANS + FUNCTION, "k": NANS + FUNCTION},
     "Matrix": {"values": NANS},

@@ -86,6 +86,23 @@ def check_optional_sizes(**sizes: int | None) -> None:
     check_sizes(**{name: size for name, size in sizes.items() if size is not None})
 
 
+def check_listed_sizes(name: str, sizes: Sequence[int]) -> None:
+    """Raise unless `sizes` is a list of at least one whole positive number."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not sizes:
+        raise ValueError(f"`{name}` must be a list of whole positive numbers, got {sizes!r}.")
+    check_sizes(**{f"{name}[{k}]": size for k, size in enumerate(sizes)})
+
+
+def check_limits(name: str, limits: Sequence[float]) -> None:
+    """Raise unless `limits` are two positive numbers, the least and the largest of something."""
+    if not isinstance(limits, tuple | list) or len(limits) != 2:
+        raise ValueError(f"`{name}` must be (least, largest), got {limits!r}.")
+    for k, limit in enumerate(limits):
+        check_number(f"{name}[{k}]", limit)
+    if limits[1] < limits[0]:
+        raise ValueError(f"`{name}` must be (least, largest), got {limits!r}.")
+
+
 def check_seed(seed: int) -> None:
     """Raise unless `seed` is a whole number that generators accept."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or abs(seed) >= 2**62:

@@ -4,12 +4,12 @@ from ._fit import Fit, TrainingError, fit
 from ._regressor import MeasureRegressor, NotFittedError
 from ._training import Evaluation, Optimiser, Training
 from .judging import (
+    Adversary,
     Attack,
-    Pool,
     Report,
     RuleScore,
     Score,
-    Scores,
+    ScoreTable,
     Supremum,
     WorstCase,
     attack,
@@ -22,6 +22,7 @@ from .problems import (
     Batches,
     Box,
     EnergyDistance,
+    FromPairs,
     Law,
     Loss,
     Mixtures,
@@ -29,7 +30,6 @@ from .problems import (
     Obstructions,
     OneOf,
     Paired,
-    Pairs,
     Relating,
     Resampled,
     Simulation,
@@ -41,10 +41,10 @@ from .problems import (
 )
 
 __all__ = [
-    "Attack", "Batches", "Box", "EnergyDistance", "Evaluation", "Fit", "Law", "Loss", "MMD",
-    "MeasureRegressor", "Mixtures", "NotFittedError", "Obstruction", "Obstructions", "OneOf",
-    "Optimiser", "Paired", "Pairs", "Pool", "Relating", "Report", "Resampled", "RuleScore",
-    "Score", "Scores", "Simulation", "SinkhornDivergence", "Supremum", "Task", "Training",
+    "Adversary", "Attack", "Batches", "Box", "EnergyDistance", "Evaluation", "Fit", "FromPairs",
+    "Law", "Loss", "MMD", "MeasureRegressor", "Mixtures", "NotFittedError", "Obstruction",
+    "Obstructions", "OneOf", "Optimiser", "Paired", "Relating", "Report", "Resampled", "RuleScore",
+    "Score", "ScoreTable", "Simulation", "SinkhornDivergence", "Supremum", "Task", "Training",
     "TrainingError", "Wasserstein", "WithMass", "WorstCase", "attack", "evaluate", "evaluate_rule",
     "fit", "obstructions", "report",
 ]  # fmt: skip

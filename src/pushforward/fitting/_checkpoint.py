@@ -48,7 +48,7 @@ class State:
         model: the weights, by name.
         average: their moving average.
         moments: what the optimiser keeps of each weight.
-        adversary: the measures of a pool.
+        adversary: the measures of an adversary.
         log: the lines of the log.
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._tools.checks import check_kind, check_sizes
+from .._tools.checks import check_kind, check_path, check_sizes
 from .._tools.output import bar
 from .._tools.warn import warn
 from ..maps import InContextMap
@@ -23,13 +23,12 @@ from ..maps.saving import describe
 from ..measures import MeasureMap
 from . import _checkpoint as checkpoint
 from ._checkpoint import Row, State
-from ._muon import Muon
-from ._training import Evaluation, Optimiser, Training
+from ._training import Evaluation, Training, optimisers_of
 from .judging import Climbers, displaced, examples, held_out_seed
 from .problems import (
+    FromPairs,
     Law,
     Obstructions,
-    Pairs,
     Simulation,
     Task,
     as_law,
@@ -37,9 +36,6 @@ from .problems import (
     inspect,
     pushed,
 )
-
-MATRIX = 16
-"""Rows and columns from which on Muon moves a matrix."""
 
 
 class TrainingError(RuntimeError):
@@ -122,6 +118,9 @@ def fit(
     check_kind("model", model, nn.Module, "For example a `pf.Transformer`.")
     check_kind("training", training, Training, "For example `pf.fitting.Training(seed=1)`.")
     check_sizes(steps=steps)
+    for name, folder in {"out": out, "resume": resume}.items():
+        if folder is not None:
+            check_path(name, folder)
     task = _task(data, target, law, training)
     loop = _Loop(model, task, steps, training)
     if resume is not None:
@@ -148,7 +147,7 @@ def _task(
     if isinstance(data, Task):
         return data
     if data is not None:
-        return Pairs(data, training.loss)
+        return FromPairs(data, training.loss, name="data")
     if law is None:
         raise ValueError(
             "`law` must say where measures come from, such as `law=pf.fitting.Mixtures(dim)`."
@@ -186,7 +185,7 @@ class _Loop:
         self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         if not self.names:
             raise ValueError("`model` has no parameters to train.")
-        self.optimisers = _optimisers(list(self.names), training.optimiser)
+        self.optimisers = optimisers_of(list(self.names), training.optimiser)
         self.climbers: Climbers | None = None
         if training.adversary is not None:
             if not isinstance(task, Simulation) or not task.in_context:
@@ -205,8 +204,8 @@ class _Loop:
         """Go on with the run in a folder."""
         self.begin(folder)
         weights = self.model.state_dict()
-        pool = {} if self.climbers is None else self.climbers.tensors
-        wanted = {"model": weights, "average": weights, "adversary": pool}
+        climbing = {} if self.climbers is None else self.climbers.tensors
+        wanted = {"model": weights, "average": weights, "adversary": climbing}
         state = State.read(folder, self.about, self.steps, wanted)
         file = folder / checkpoint.STATE
         checkpoint.load_moments(file, self.optimisers, self.names, state.moments)
@@ -311,8 +310,8 @@ class _Loop:
         """Write state, log and model; other processes wait."""
         if self.folder is not None and self.accelerator.is_main_process:
             moments = checkpoint.named_moments(self.optimisers, self.names)
-            pool = {} if self.climbers is None else self.climbers.tensors
-            parts = self.model.state_dict(), self.average.state_dict(), moments, pool
+            climbing = {} if self.climbers is None else self.climbers.tensors
+            parts = self.model.state_dict(), self.average.state_dict(), moments, climbing
             State(self.step, *parts, self.log).write(self.folder, self.about)
             checkpoint.write_model(self.average, self.folder)
         self.accelerator.wait_for_everyone()
@@ -369,13 +368,13 @@ def judged(model: nn.Module, task: Task, evaluation: Evaluation, device: torch.d
                 found[f"error {name}{', ' if name else ''}n = {n}"] = (
                     torch.cat(parts).mean().item()
                 )
-    elif evaluation.pairs is not None and isinstance(task, Pairs):
-        held_out = Pairs(evaluation.pairs, task.loss, task.batch_size)
+    elif evaluation.pairs is not None and isinstance(task, FromPairs):
+        held_out = FromPairs(evaluation.pairs, task.loss, task.batch_size)
         rounds = max(1, len(evaluation.pairs) // held_out.batch_size)
         generator = torch.Generator(device)
         losses = [held_out.losses(model, held_out.batch(generator, k)) for k in range(rounds)]
         found["error, held out"] = torch.cat(losses).mean().item()
-    elif not isinstance(task, Pairs):
+    elif not isinstance(task, FromPairs):
         generator = torch.Generator(device).manual_seed(held_out_seed(0, 0))
         found["error, held out"] = task.errors(model, task.batch(generator, 0)).mean().item()
     return found
@@ -385,25 +384,6 @@ def _overall(row: Row) -> float:
     """One number for how good a model is: the mean of its errors, or the loss."""
     errors = [value for name, value in row.items() if name.startswith("error")]
     return sum(errors) / len(errors) if errors else row["loss"]
-
-
-def _optimisers(parameters: list[nn.Parameter], rule: Optimiser) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside and AdamW for the rest, whose vectors do not decay."""
-    inside = [p for p in parameters if p.ndim == 2 and min(p.shape) >= MATRIX]
-    inside = [] if rule.matrix_lr is None else inside
-    others = [p for p in parameters if not any(p is q for q in inside)]
-    groups = [
-        {"params": [p for p in others if p.ndim > 1], "weight_decay": rule.weight_decay},
-        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    made: list[torch.optim.Optimizer] = []
-    if any(group["params"] for group in groups):
-        made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=rule.lr))
-    if inside and rule.matrix_lr is not None:
-        made.append(Muon(inside, rule.matrix_lr))
-    for group in (group for method in made for group in method.param_groups):
-        group["initial_lr"] = group["lr"]
-    return made
 
 
 def _accelerator() -> Any:

@@ -28,7 +28,7 @@ from . import _regressor_files as files
 from ._checkpoint import Row
 from ._fit import fit
 from ._training import Optimiser, Training
-from .problems import Loss, Pairs, SinkhornDivergence, Units, check_usable
+from .problems import FromPairs, Loss, SinkhornDivergence, Units, check_usable
 
 ATOMS = 1 << 14
 """Atoms, with padding, that are predicted at once; a larger measure stands alone."""
@@ -151,7 +151,7 @@ class MeasureRegressor:
                 (units.input(mu, values, k).to("cpu", dtype), image.to("cpu", dtype))
                 for k, (mu, image) in enumerate(zip(mus, images, strict=True))
             ]
-            task = Pairs(pairs, loss, atoms=params.atoms)
+            task = FromPairs(pairs, loss, atoms=params.atoms)
             result = fit(model, task, steps=params.steps, training=training)
         self._fitted(units, result.model, result.log)
         return self

@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import nn
+
 from .._tools.checks import (
     check_kind,
+    check_listed_sizes,
     check_number,
     check_optional_sizes,
     check_range,
@@ -16,10 +20,14 @@ from .._tools.checks import (
     check_sizes,
     check_whole,
 )
-from .judging import Pool
-from .problems import Batches, Law, Loss
+from ._muon import Muon
+from .judging import Adversary
+from .problems import Batches, FromPairs, Law, Loss
 
 PRECISIONS = ("float32", "bfloat16")
+
+MATRIX = 16
+"""Rows and columns from which on Muon moves a matrix."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,14 @@ class Optimiser:
 
     def rate(self, step: int, steps: int) -> float:
         """The share of the largest learning rate that a step has."""
+        check_whole("step", step, 0)
+        check_sizes(steps=steps)
         rise = min(1.0, (step + 1) / (min(self.warmup, steps // 10) + 1))
         return rise * 0.5 * (1 + math.cos(math.pi * step / steps))
 
     def decay(self, step: int) -> float:
         """The share of the average that a step keeps; the first steps are forgotten sooner."""
+        check_whole("step", step, 0)
         return min(self.ema, (step + 1) / (step + 10))
 
 
@@ -92,9 +103,13 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_optional_sizes(every=self.every, patience=self.patience)
-        check_sizes(measures=self.measures, **{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
+        check_listed_sizes("sizes", self.sizes)
+        check_sizes(measures=self.measures)
+        check_kind("laws", self.laws, Mapping, 'Laws by name: `{"box": pf.fitting.Box(dim)}`.')
         for name, law in self.laws.items():
             check_kind(f"laws[{name!r}]", law, Law, "For example `pf.fitting.Box(dim)`.")
+        if self.pairs is not None:
+            FromPairs(self.pairs)  # raises unless they are pairs of measures
 
 
 @dataclass(frozen=True)
@@ -106,7 +121,7 @@ class Training:
             `SinkhornDivergence()` otherwise.
         batches: sizes of the measures of a simulator.
         optimiser: learning rates and schedule.
-        adversary: a `Pool` of measures that climb the error while the network descends it.
+        adversary: an `Adversary`, whose measures climb the error while the network descends it.
         evaluation: when and on what the model is judged.
         precision: "float32", or "bfloat16" for products of matrices.
         seed: everything random follows from it and from the number of the step.
@@ -115,7 +130,7 @@ class Training:
     loss: Loss | None = None
     batches: Batches = field(default_factory=Batches)
     optimiser: Optimiser = field(default_factory=Optimiser)
-    adversary: Pool | None = None
+    adversary: Adversary | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     precision: str = "float32"
     seed: int = 0
@@ -124,10 +139,34 @@ class Training:
         if self.loss is not None:
             check_kind("loss", self.loss, Loss, "For example `pf.fitting.Paired()`.")
         if self.adversary is not None:
-            check_kind("adversary", self.adversary, Pool, "For example `pf.fitting.Pool()`.")
+            check_kind("adversary", self.adversary, Adversary, "Use `pf.fitting.Adversary()`.")
         check_kind("batches", self.batches, Batches, "For example `pf.fitting.Batches()`.")
         check_kind("optimiser", self.optimiser, Optimiser, "Use `pf.fitting.Optimiser()`.")
         check_kind("evaluation", self.evaluation, Evaluation, "Use `pf.fitting.Evaluation()`.")
-        if self.precision not in PRECISIONS:
+        if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"`precision` must be one of {PRECISIONS}, got {self.precision!r}.")
         check_seed(self.seed)
+
+
+def optimisers_of(parameters: list[nn.Parameter], rule: Optimiser) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside and AdamW for the rest, whose vectors do not decay.
+
+    Args:
+        parameters: what is trained.
+        rule: learning rates and decay.
+    """
+    inside = [p for p in parameters if p.ndim == 2 and min(p.shape) >= MATRIX]
+    inside = [] if rule.matrix_lr is None else inside
+    others = [p for p in parameters if not any(p is q for q in inside)]
+    groups = [
+        {"params": [p for p in others if p.ndim > 1], "weight_decay": rule.weight_decay},
+        {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    made: list[torch.optim.Optimizer] = []
+    if any(group["params"] for group in groups):
+        made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=rule.lr))
+    if inside and rule.matrix_lr is not None:
+        made.append(Muon(inside, rule.matrix_lr))
+    for group in (group for method in made for group in method.param_groups):
+        group["initial_lr"] = group["lr"]
+    return made

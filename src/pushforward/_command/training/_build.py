@@ -43,7 +43,7 @@ class Plan:
     steps: int
     target: Flow | None = None
     law: fitting.Law | None = None
-    pairs: fitting.Pairs | None = None
+    pairs: fitting.FromPairs | None = None
     held_out: list[Couple] = field(default_factory=list)
     effort: fitting.Attack | None = None
 
@@ -77,7 +77,7 @@ def _simulated(found: schema.Configuration, document: Document) -> Plan:
     with document.blamed("target", "field"):
         target = _flow(found.target, law.dim)
     with document.blamed("training", "adversary"):
-        pool = _pool(found.training.adversary, radius)
+        adversary = _adversary(found.training.adversary, radius)
     with document.blamed("report", "attack"):
         effort = _effort(found.report.attack, radius)
     model = _model(found, document, law.dim, law.dim)
@@ -89,7 +89,7 @@ def _simulated(found: schema.Configuration, document: Document) -> Plan:
     with document.blamed("training", "batches"):
         low, high = found.training.batches.sizes
         batches = fitting.Batches((low, high), found.training.batches.atoms)
-    training = _training(found, batches, pool, evaluation)
+    training = _training(found, batches, adversary, evaluation)
     generator = torch.Generator().manual_seed(0)
     with document.blamed("target", "field"):
         example = fitting.Simulation(target, law, training.loss).solved(law.draw(2, 3, generator))
@@ -123,8 +123,8 @@ def _paired(found: schema.Configuration, document: Document) -> Plan:
     evaluation = fitting.Evaluation(judged.every, pairs=held_out or None, patience=judged.patience)
     training = _training(found, fitting.Batches(), None, evaluation)
     with document.blamed("pairs"):
-        pairs = fitting.Pairs(learned, training.loss, given.batch_size, given.atoms)
-        for task in (pairs, *([fitting.Pairs(held_out, training.loss)] if held_out else ())):
+        pairs = fitting.FromPairs(learned, training.loss, given.batch_size, given.atoms)
+        for task in (pairs, *([fitting.FromPairs(held_out, training.loss)] if held_out else ())):
             for k in range(len(task.pairs)):
                 task.example(k)
     model = _model(found, document, sources[0].dim, targets[0].dim)
@@ -220,13 +220,13 @@ def _model(found: schema.Configuration, document: Document, dim: int, out: int) 
 
 
 def _training(
-    found: schema.Configuration, batches: fitting.Batches, pool: fitting.Pool | None,
+    found: schema.Configuration, batches: fitting.Batches, adversary: fitting.Adversary | None,
     evaluation: fitting.Evaluation,
 ) -> fitting.Training:  # fmt: skip
     given = found.training
     optimiser = fitting.Optimiser(**given.optimiser.model_dump())
     return fitting.Training(
-        _loss(given.loss), batches, optimiser, pool, evaluation, given.precision, given.seed
+        _loss(given.loss), batches, optimiser, adversary, evaluation, given.precision, given.seed
     )
 
 
@@ -236,10 +236,10 @@ def _loss(choice: Any) -> fitting.Loss | None:
     return getattr(fitting, choice.kind)(**choice.model_dump(exclude={"kind"}))
 
 
-def _pool(choice: Any, radius: float) -> fitting.Pool | None:
+def _adversary(choice: Any, radius: float) -> fitting.Adversary | None:
     if choice is None:
         return None
-    return fitting.Pool(
+    return fitting.Adversary(
         choice.count, tuple(choice.sizes), choice.atoms, choice.radius or radius, choice.fresh
     )
 

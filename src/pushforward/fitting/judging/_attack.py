@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..._tools.checks import (
     check_flags,
     check_kind,
+    check_listed_sizes,
     check_number,
     check_seed,
     check_shape,
@@ -27,7 +28,7 @@ from ...distances import wasserstein
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap, check_measures, listed
 from ..problems import LARGEST_LOG, Box, Law, Simulation, as_law, centred, pushed
-from ._evaluate import held_out_seed, listed_sizes, plain
+from ._evaluate import held_out_seed, plain
 
 ATOM_RATE, LOG_RATE = 0.008, 0.02
 """The rates of Adam: of atoms, as a share of the radius, and of log-weights."""
@@ -72,7 +73,7 @@ class Attack:
     doubled: bool = False
 
     def __post_init__(self) -> None:
-        listed_sizes(self.sizes)
+        check_listed_sizes("sizes", self.sizes)
         check_sizes(starts=self.starts, steps=self.steps, seeds=self.seeds)
         check_number("radius", self.radius)
         check_flags(doubled=self.doubled)

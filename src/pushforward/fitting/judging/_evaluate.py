@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_flags, check_kind, check_seed, check_sizes, check_whole
+from ..._tools.checks import (
+    check_flags,
+    check_kind,
+    check_listed_sizes,
+    check_seed,
+    check_sizes,
+    check_whole,
+)
 from ..._tools.output import bar
 from ...distances import wasserstein
 from ...maps import InContextMap
@@ -47,7 +54,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreTable:
     """Errors at several numbers of atoms.
 
     Args:
@@ -92,7 +99,7 @@ def evaluate(
     exact: int = 0,
     seed: int = 0,
     progress: bool | None = None,
-) -> Scores:
+) -> ScoreTable:
     r"""The error of a model at several numbers of atoms, with its standard error.
 
     Corollary 1 says that it need not grow with the number of atoms [A, Cor. 1].
@@ -118,7 +125,7 @@ def evaluate(
               256       1.00%    0.00%      1.00%           4
     """
     check_kind("model", model, nn.Module, "For example a `pf.Transformer`.")
-    sizes = listed_sizes(sizes)
+    check_listed_sizes("sizes", sizes)
     check_sizes(measures=measures)
     check_whole("exact", exact, 0)
     check_seed(seed)
@@ -147,7 +154,7 @@ def evaluate(
             rows.append(
                 Score(n, measures, errors.mean().item(), spread, errors.max().item(), share)
             )
-    return Scores(tuple(rows), seed)
+    return ScoreTable(tuple(rows), seed)
 
 
 def examples(
@@ -191,14 +198,6 @@ def device_of(model: Any) -> torch.device:
     """Where the parameters of a model are."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     return next((p.device for p in parameters), torch.device("cpu"))
-
-
-def listed_sizes(sizes: Sequence[int]) -> list[int]:
-    """Numbers of atoms, at least one."""
-    if not isinstance(sizes, Sequence) or not sizes:
-        raise ValueError(f"`sizes` must be a list of numbers of atoms, got {sizes!r}.")
-    check_sizes(**{f"sizes[{k}]": n for k, n in enumerate(sizes)})
-    return list(sizes)
 
 
 def plain(x: Any) -> Any:

@@ -12,7 +12,7 @@ from ...maps import InContextMap
 from ...measures import MeasureMap
 from ..problems import Law
 from ._attack import Attack, Supremum, attack
-from ._evaluate import Scores, evaluate
+from ._evaluate import ScoreTable, evaluate
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Report:
         supremum: the worst measures that an attack found.
     """
 
-    scores: Scores
+    scores: ScoreTable
     supremum: Supremum
 
     def to_dict(self) -> dict[str, Any]:

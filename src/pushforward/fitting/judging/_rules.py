@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ..._tools.checks import check_callable, check_kind, check_seed, check_sizes
+from ..._tools.checks import (
+    check_callable,
+    check_kind,
+    check_listed_sizes,
+    check_seed,
+    check_sizes,
+)
 from ...relations import Conditional
 from ..problems import Relating, Rule, drawn, related, relation_error
-from ._evaluate import device_of, held_out_seed, listed_sizes
+from ._evaluate import device_of, held_out_seed
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,8 @@ def evaluate_rule(
     """
     check_callable("model", model, "a rule `model(mu, nu)`, such as a `pf.maps.LearnedRule`")
     check_kind("task", task, Relating, "For example `pf.fitting.Relating(rule, law)`.")
-    sizes = listed_sizes(sizes)
-    check_sizes(pairs=pairs, **{f"sizes[{k}]": n for k, n in enumerate(sizes)})
+    check_listed_sizes("sizes", sizes)
+    check_sizes(pairs=pairs)
     check_seed(seed)
     scores = []
     for k, n in enumerate(sizes):

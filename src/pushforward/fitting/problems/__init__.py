@@ -16,7 +16,7 @@ from ._scale import Scale, Units
 from ._tasks import (
     Batches,
     Example,
-    Pairs,
+    FromPairs,
     Simulation,
     Task,
     check_images,
@@ -25,9 +25,9 @@ from ._tasks import (
 )
 
 __all__ = [
-    "Batches", "Box", "EnergyDistance", "Example", "LARGEST_LOG", "Law", "Loss", "MMD", "Meeting",
-    "Mixtures", "Obstruction", "Obstructions", "OneOf", "Paired", "Pairs", "Relating", "Resampled",
-    "Rule", "Scale", "Simulation", "SinkhornDivergence", "Task", "Units", "Wasserstein",
-    "WithMass", "as_law", "centred", "check_images", "check_usable", "drawn", "inspect",
-    "obstructions", "pushed", "related", "relation_error",
+    "Batches", "Box", "EnergyDistance", "Example", "FromPairs", "LARGEST_LOG", "Law", "Loss",
+    "MMD", "Meeting", "Mixtures", "Obstruction", "Obstructions", "OneOf", "Paired", "Relating",
+    "Resampled", "Rule", "Scale", "Simulation", "SinkhornDivergence", "Task", "Units",
+    "Wasserstein", "WithMass", "as_law", "centred", "check_images", "check_usable", "drawn",
+    "inspect", "obstructions", "pushed", "related", "relation_error",
 ]  # fmt: skip

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..._tools.checks import check_callable, check_kind, check_number, check_range, check_sizes
+from ..._tools.checks import (
+    check_callable,
+    check_kind,
+    check_limits,
+    check_number,
+    check_range,
+    check_sizes,
+)
 from ...measures import Measure, listed
 
 LARGEST_LOG = 12.0
@@ -41,8 +48,7 @@ class Law(ABC):
 
     def __call__(self, n: int, generator: torch.Generator) -> Measure:
         """One measure of `n` atoms."""
-        check_sizes(n=n)
-        check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
+        _check_drawing(generator, n=n)
         return self.draw(1, n, generator)[0]
 
 
@@ -79,11 +85,10 @@ class Mixtures(Law):
         check_number("spread", self.spread)
         check_number("radius", self.radius)
         check_range("unequal", self.unequal, 0, 1 + 1e-12)
-        low, high = self.scales
-        if not 0 < low <= high:
-            raise ValueError(f"`scales` must be 0 < least <= largest, got {self.scales}.")
+        check_limits("scales", self.scales)
 
     def draw(self, count: int, n: int, generator: torch.Generator) -> Measure:
+        _check_drawing(generator, count=count, n=n)
         where, (low, high) = generator.device, self.scales
         normal = lambda *shape: torch.randn(*shape, generator=generator, device=where)
         centres = self.spread * normal(count, self.components, self.dim)
@@ -120,6 +125,7 @@ class Box(Law):
         check_number("radius", self.radius)
 
     def draw(self, count: int, n: int, generator: torch.Generator) -> Measure:
+        _check_drawing(generator, count=count, n=n)
         where, r = generator.device, self.radius
         normal = lambda *shape: torch.randn(*shape, generator=generator, device=where)
         x = r * (2 * _uniform(generator, count, n, self.dim) - 1)
@@ -151,6 +157,7 @@ class Resampled(Law):
         self.dim = self.measures.dim
 
     def draw(self, count: int, n: int, generator: torch.Generator) -> Measure:
+        _check_drawing(generator, count=count, n=n)
         where = generator.device
         chosen = torch.randint(len(self.measures), (count,), generator=generator, device=where)
         mu = self.measures.to(where)
@@ -176,17 +183,22 @@ class OneOf(Law):
     def __init__(self, *laws: Law, shares: Sequence[float] | None = None) -> None:
         if not laws:
             raise ValueError("`OneOf` needs at least one law, got none.")
-        self.laws = [as_law(law) for law in laws]
+        self.laws = [as_law(law, f"laws[{k}]") for k, law in enumerate(laws)]
         dims = sorted({law.dim for law in self.laws})
         if len(dims) > 1:
             raise ValueError(f"All laws must have one dimension, got {dims}.")
         self.dim = dims[0]
-        given = [1.0] * len(laws) if shares is None else [float(s) for s in shares]
-        if len(given) != len(laws) or min(given) < 0 or not sum(given) > 0:
-            raise ValueError(f"`shares` must have one number for each law, got {shares}.")
+        given = [1.0] * len(laws) if shares is None else shares
+        if not isinstance(given, tuple | list) or len(given) != len(laws):
+            raise ValueError(f"`shares` must have one number for each law, got {shares!r}.")
+        for k, share in enumerate(given):
+            check_range(f"shares[{k}]", share, 0)
+        if not sum(given) > 0:
+            raise ValueError(f"`shares` must not all be zero, got {shares!r}.")
         self.shares = [s / sum(given) for s in given]
 
     def draw(self, count: int, n: int, generator: torch.Generator) -> Measure:
+        _check_drawing(generator, count=count, n=n)
         left = float(_uniform(generator, 1))
         for law, share in zip(self.laws[:-1], self.shares, strict=False):
             if left < share:
@@ -229,6 +241,12 @@ def as_law(law: object, name: str = "law") -> Law:
         return law
     check_callable(name, law, "a `pf.fitting.Law` or a function `law(n, generator)`")
     return _Function(law, name)  # type: ignore[arg-type]
+
+
+def _check_drawing(generator: torch.Generator, **sizes: int) -> None:
+    """Raise unless measures of these sizes can be drawn."""
+    check_sizes(**sizes)
+    check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
 
 
 def _uniform(generator: torch.Generator, *shape: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..._tools.checks import check_kind
 from ...distances import wasserstein
 from ...measures import Measure, check_measures
-from ._tasks import Pairs, Simulation, Task, check_usable, pushed
+from ._tasks import FromPairs, Simulation, Task, check_usable, pushed
 
 TOLERANCE = 1e-5
 """Masses, as shares of the whole, that differ by less are equal up to rounding."""
@@ -203,7 +203,7 @@ def inspect(task: Task, model: nn.Module, generator: torch.Generator) -> Obstruc
         model: the model.
         generator: draws measures of a simulation.
     """
-    if isinstance(task, Pairs):
+    if isinstance(task, FromPairs):
         order = torch.Generator().manual_seed(0)
         chosen = torch.randperm(len(task.pairs), generator=order)[:INSPECTED]
         pairs = [tuple(task.example(int(k))) for k in chosen]

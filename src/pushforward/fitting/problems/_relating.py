@@ -15,7 +15,7 @@ from ...measures import Measure
 from ...relations import Conditional, Coupling, Relation
 from ._laws import Law, as_law
 from ._losses import PerMeasure
-from ._tasks import Batches, Task, words
+from ._tasks import Batches, Task, check_step, words
 
 ROWS = 32
 """Queries of a pair of measures whose error is computed: each is a transport problem."""
@@ -77,12 +77,15 @@ class Relating(Task):
 
     def batch(self, generator: torch.Generator, index: int) -> Meeting:
         """New pairs of measures, and their right relations."""
+        check_step(generator, index)
         dice = Random(index)
         m, n = (dice.randint(*self.batches.sizes) for _ in range(2))
         return drawn(self, max(1, self.batches.atoms // max(m, n)), m, n, generator)
 
     def losses(self, model: nn.Module, batch: Meeting) -> PerMeasure:
         """The divergence for each pair of measures."""
+        check_callable("model", model, "a rule `model(mu, nu)`, such as a `pf.maps.LearnedRule`")
+        check_kind("batch", batch, Meeting, "Draw one with `task.batch(generator, 0)`.")
         right, logs = _rows(batch.relation), _rows(related(model, batch))
         p = right.exp()
         gaps = torch.where(p > 0, p * (right - logs), 0).sum(-1)

@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..._tools.checks import check_callable, check_kind, check_optional_sizes, check_sizes
+from ..._tools.checks import (
+    check_callable,
+    check_device,
+    check_kind,
+    check_limits,
+    check_optional_sizes,
+    check_sizes,
+    check_whole,
+)
 from ...maps import InContextMap
 from ...measures import Measure, MeasureMap, check_measures, collate
 from ._groups import in_groups
@@ -35,13 +43,13 @@ class Batches:
     atoms: int = 2048
 
     def __post_init__(self) -> None:
-        low, high = self.sizes
-        check_sizes(sizes=low, atoms=self.atoms)
-        if high < low:
-            raise ValueError(f"`sizes` must be (least, largest), got {self.sizes}.")
+        check_limits("sizes", self.sizes)
+        check_sizes(atoms=self.atoms, **{f"sizes[{k}]": n for k, n in enumerate(self.sizes)})
 
     def draw(self, law: Law, generator: torch.Generator, index: int) -> Measure:
         """Measures of one size, which depends on the index of the batch alone."""
+        check_kind("law", law, Law, "For example `pf.fitting.Mixtures(dim)`.")
+        check_step(generator, index)
         n = Random(index).randint(*self.sizes)
         return law.draw(max(1, self.atoms // n), n, generator)
 
@@ -102,15 +110,18 @@ class Simulation(Task):
             check_callable("target", target, "an in-context map, or a function of a measure")
         self.target, self.law = target, as_law(law)
         self.in_context = isinstance(target, InContextMap)
-        self.loss = loss or (Paired() if self.in_context else SinkhornDivergence())
+        usual = Paired() if self.in_context else SinkhornDivergence()
+        self.loss = usual if loss is None else loss
         check_kind("loss", self.loss, Loss, "For example `pf.fitting.Paired()`.")
         if self.loss.paired and not self.in_context:
             raise ValueError(
-                f"{self.loss} compares the images of atoms one by one, and a function of measures "
-                "does not say which they are. Give an in-context map as the target, or another "
-                "loss, such as `pf.fitting.SinkhornDivergence()`."
+                "`target` must be an in-context map for a loss that compares the images of atoms "
+                f"one by one, got a function of measures and {self.loss}. A function does not say "
+                "which image is which. Give another loss, such as "
+                "`pf.fitting.SinkhornDivergence()`."
             )
         self.batches = Batches() if batches is None else batches
+        check_kind("batches", self.batches, Batches, "For example `pf.fitting.Batches()`.")
 
     def batch(self, generator: torch.Generator, index: int) -> Example:
         """New measures, and their images under the target."""
@@ -122,6 +133,7 @@ class Simulation(Task):
         Args:
             device: where measures are drawn.
         """
+        check_device(device)
         target = self.target
         if isinstance(target, nn.Module):
             tensors = chain(target.parameters(), target.buffers())
@@ -131,6 +143,7 @@ class Simulation(Task):
 
     def solved(self, mu: Measure) -> Example:
         """Measures with their images under the target."""
+        check_measures(mu=mu)
         with torch.no_grad():
             if isinstance(self.target, InContextMap):
                 return Example(mu, self.target.push(mu))
@@ -141,6 +154,7 @@ class Simulation(Task):
 
     def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
         """The loss of each measure."""
+        check_example(batch)
         return self.loss.between(pushed(model, batch.source), batch.target)
 
     def describe(self) -> dict[str, Any]:
@@ -151,7 +165,7 @@ class Simulation(Task):
         }  # fmt: skip
 
 
-class Pairs(Task):
+class FromPairs(Task):
     """Given pairs of measures, in a list or a data set of PyTorch.
 
     Args:
@@ -160,6 +174,7 @@ class Pairs(Task):
         batch_size: pairs in a step.
         atoms: the most atoms of a measure in a step; larger ones are thinned out anew each time.
             By default all atoms are used.
+        name: what the pairs are called in errors.
     """
 
     def __init__(
@@ -168,25 +183,31 @@ class Pairs(Task):
         loss: Loss | None = None,
         batch_size: int = 16,
         atoms: int | None = None,
+        *,
+        name: str = "pairs",
     ) -> None:
+        check_kind("name", name, str, "It is what the pairs are called in errors.")
         check_sizes(batch_size=batch_size)
         check_optional_sizes(atoms=atoms)
-        self.atoms = atoms
+        self.atoms, self.name = atoms, name
         self.pairs, self.loss = pairs, SinkhornDivergence() if loss is None else loss
         check_kind("loss", self.loss, Loss, "For example `pf.fitting.SinkhornDivergence()`.")
-        self.batch_size = min(batch_size, _length(pairs))
+        self.batch_size = min(batch_size, _length(name, pairs))
         self.spaces: tuple[int, int] | None = None
         # A data set may read files, and is checked as it is read.
         self.listed = isinstance(pairs, list | tuple)
         for k in range(len(pairs) if self.listed else 1):
-            check_usable(**{f"{name} {k}": mu for name, mu in self.example(k)._asdict().items()})
+            check_usable(**{f"{what} {k}": mu for what, mu in self.example(k)._asdict().items()})
 
     def example(self, index: int) -> Example:
         """A pair; an error if it is none, or does not fit the loss."""
+        check_whole("index", index, 0)
+        if index >= len(self.pairs):
+            raise IndexError(f"`index` must be below {len(self.pairs)}, got {index}.")
         pair = self.pairs[index]
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             got = f"{len(pair)} things" if isinstance(pair, tuple | list) else type(pair).__name__
-            raise TypeError(f"Pair {index} of `data` must be (source, target), got {got}.")
+            raise TypeError(f"Pair {index} of `{self.name}` must be (source, target), got {got}.")
         for name, mu in zip(("source", "target"), pair, strict=True):
             check_kind(f"{name} {index}", mu, Measure, "Make one with `pf.Measure(points)`.")
             if mu.batch_shape:
@@ -197,8 +218,8 @@ class Pairs(Task):
         self.spaces = spaces = self.spaces or (source.dim, target.dim)
         if (source.dim, target.dim) != spaces:
             raise ValueError(
-                f"Pair {index} of `data` must be in R^{spaces[0]} and R^{spaces[1]} like the "
-                f"first, got measures in R^{source.dim} and R^{target.dim}."
+                f"Pair {index} of `{self.name}` must be in R^{spaces[0]} and R^{spaces[1]} like "
+                f"the first, got measures in R^{source.dim} and R^{target.dim}."
             )
         if self.loss.paired and source.n != target.n:
             raise ValueError(
@@ -210,6 +231,7 @@ class Pairs(Task):
 
     def batch(self, generator: torch.Generator, index: int) -> Example:
         """The next pairs of a random order, which is another one in every round."""
+        check_step(generator, index)
         per_round = max(1, len(self.pairs) // self.batch_size)
         order = torch.Generator().manual_seed(index // per_round)
         start = index % per_round * self.batch_size
@@ -236,6 +258,7 @@ class Pairs(Task):
 
     def losses(self, model: nn.Module, batch: Example) -> PerMeasure:
         """The loss of each pair; on a CPU, measures of like sizes are computed together."""
+        check_example(batch)
         groups, place = in_groups(*batch)
         each = [self.loss.between(pushed(model, mu), nu) for mu, nu in groups]
         return torch.cat(each)[place]
@@ -278,7 +301,12 @@ def taken(mu: Measure, kept: Tensor | None) -> Measure:
 
 def pushed(model: nn.Module, mu: Measure) -> Measure:
     """The image of a measure under a model with a method `push`, or one that is called on it."""
-    return model.push(mu) if hasattr(model, "push") else model(mu)  # type: ignore[operator]
+    pushes = hasattr(model, "push") and not isinstance(model, type)
+    if not pushes:
+        check_callable("model", model, "a map with `push`, or a module called on a measure")
+    image = model.push(mu) if pushes else model(mu)  # type: ignore[operator]
+    check_measures(**{"the image under `model`": image})
+    return image
 
 
 @torch.no_grad()
@@ -290,7 +318,7 @@ def check_images(model: nn.Module, task: Task, generator: torch.Generator) -> No
         task: what it learns; only simulations and pairs are checked.
         generator: draws the batch.
     """
-    if not isinstance(task, Simulation | Pairs):
+    if not isinstance(task, Simulation | FromPairs):
         return
     source, target = task.batch(generator, 0)
     check_usable(**{"a source of the first batch": source, "a target of the first batch": target})
@@ -299,7 +327,6 @@ def check_images(model: nn.Module, task: Task, generator: torch.Generator) -> No
     except Exception as error:
         error.add_note("`model` is an in-context map, or a module that is called on a measure.")
         raise
-    check_measures(**{"the image under `model`": image})
     if image.dim != target.dim:
         raise ValueError(
             f"`model` must have images in R^{target.dim} like the targets, got R^{image.dim}. "
@@ -322,16 +349,28 @@ def check_usable(**measures: Measure) -> None:
             raise ValueError(f"`{name}` must have finite atoms and weights, got NaN or inf.")
 
 
-def _length(pairs: Sequence[Any]) -> int:
+def check_step(generator: torch.Generator, index: int) -> None:
+    """Raise unless the batch of a step can be drawn."""
+    check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
+    check_whole("index", index, 0)
+
+
+def check_example(batch: Example) -> None:
+    """Raise unless a batch holds measures and their images."""
+    check_kind("batch", batch, Example, "Draw one with `task.batch(generator, 0)`.")
+
+
+def _length(name: str, pairs: Sequence[Any]) -> int:
     """The number of pairs, at least one."""
-    if not hasattr(pairs, "__len__") or not hasattr(pairs, "__getitem__"):
+    indexed = hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")
+    if not indexed or isinstance(pairs, type | str | Tensor):
         raise TypeError(
-            "`data` must be pairs (source, target) with a length and an index, such as a list or "
-            f"a map-style `torch.utils.data.Dataset`, got {type(pairs).__name__}. Read an "
-            "iterable of pairs into a list, `list(data)`."
+            f"`{name}` must be pairs (source, target) with a length and an index, such as a list "
+            f"or a map-style `torch.utils.data.Dataset`, got {type(pairs).__name__}. Read an "
+            f"iterable of pairs into a list, `list({name})`."
         )
     if not len(pairs):
-        raise ValueError("`data` must hold at least one pair, got none.")
+        raise ValueError(f"`{name}` must hold at least one pair, got none.")
     return len(pairs)
 
 

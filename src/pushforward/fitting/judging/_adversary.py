@@ -8,18 +8,23 @@ from random import Random
 import torch
 from torch import Tensor
 
-from ..._tools.checks import check_number, check_range, check_sizes
+from ..._tools.checks import (
+    check_kind,
+    check_listed_sizes,
+    check_number,
+    check_range,
+    check_sizes,
+)
 from ...measures import Measure
 from ..problems import LARGEST_LOG, Box, Example, Simulation, centred
-from ._evaluate import listed_sizes
 
 
 @dataclass(frozen=True)
-class Pool:
+class Adversary:
     r"""Measures on the box $[-r,r]^d$ that climb the error while the network descends it.
 
     Corollary 1 is about all measures at once, and training on random ones leaves rare measures
-    with large errors. At each step some measures of the pool join the batch. The backward pass
+    with large errors. At each step some of the measures join the batch. The backward pass
     that moves the network down also gives the direction in which their atoms and log-weights
     move up. Those with the smallest errors are replaced by new ones of the law `Box`.
 
@@ -39,7 +44,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         check_sizes(count=self.count, atoms=self.atoms)
-        listed_sizes(self.sizes)
+        check_listed_sizes("sizes", self.sizes)
         check_number("radius", self.radius)
         check_range("fresh", self.fresh, 0, 1)
 
@@ -50,6 +55,8 @@ class Pool:
             task: what is learned.
             generator: draws them.
         """
+        check_kind("task", task, Simulation, "`pf.fitting.Simulation(target, law)` makes one.")
+        check_kind("generator", generator, torch.Generator, "Make one with `torch.Generator()`.")
         box = Box(task.law.dim, self.radius)
         drawn = {n: box.draw(self.count, n, generator) for n in self.sizes}
         tensors = {}
@@ -59,25 +66,25 @@ class Pool:
 
 
 class Climbers:
-    """The measures of a pool, as they are now.
+    """The measures of an adversary, as they are now.
 
     Args:
-        pool: how they climb.
+        adversary: how they climb.
         task: what is learned.
         tensors: their atoms and log-weights, by the number of atoms.
     """
 
-    def __init__(self, pool: Pool, task: Simulation, tensors: dict[str, Tensor]) -> None:
-        self.pool, self.task, self.tensors = pool, task, tensors
+    def __init__(self, adversary: Adversary, task: Simulation, tensors: dict[str, Tensor]) -> None:
+        self.adversary, self.task, self.tensors = adversary, task, tensors
         self.n, self.chosen = 0, torch.zeros(0)
         self.x, self.logs = torch.zeros(0), torch.zeros(0)
 
     def example(self, generator: torch.Generator, index: int) -> Example:
         """Some of the measures, whose gradients say where to climb, and their images."""
-        self.n = Random(index).choice(self.pool.sizes)
-        count = min(self.pool.count, max(1, self.pool.atoms // self.n))
+        self.n = Random(index).choice(self.adversary.sizes)
+        count = min(self.adversary.count, max(1, self.adversary.atoms // self.n))
         where = generator.device
-        order = torch.randperm(self.pool.count, generator=generator, device=where)
+        order = torch.randperm(self.adversary.count, generator=generator, device=where)
         self.chosen = order[:count]
         self.x = self.tensors[f"atoms/{self.n}"][self.chosen].requires_grad_()
         self.logs = self.tensors[f"logs/{self.n}"][self.chosen].requires_grad_()
@@ -92,12 +99,12 @@ class Climbers:
             generator: draws lengths and new measures.
             errors: how wrong the network was on each measure; the least are replaced.
         """
-        r, count = self.pool.radius, len(self.chosen)
+        r, count = self.adversary.radius, len(self.chosen)
         uniform = torch.rand(count, generator=generator, device=generator.device)
         length = 10 ** (-1 - 1.5 * uniform)
         new = Box(self.x.shape[-1], r).draw(count, self.n, generator)
         fresh = torch.zeros_like(uniform, dtype=torch.bool)
-        fresh[errors.argsort()[: round(self.pool.fresh * count)]] = True
+        fresh[errors.argsort()[: round(self.adversary.fresh * count)]] = True
         x = self.x + 0.4 * r * length[:, None, None] * _unit(self.x.grad)
         logs = self.logs + 3 * length[:, None] * _unit(self.logs.grad)
         x = torch.where(fresh[:, None, None], new.atoms, x.clamp(-r, r))
