@@ -1,5 +1,6 @@
 r"""Signatures of the two reductions, and the choice of an implementation."""
 
+from functools import cache
 from importlib.util import find_spec
 from math import prod
 from types import ModuleType
@@ -19,9 +20,6 @@ from .compiled import available
 Impl = Literal["reference", "streamed", "fused", "triton"]
 IMPLS: tuple[Impl, ...] = get_args(Impl)
 """All implementations."""
-
-KERNELS = find_spec("triton") is not None and torch.version.hip is None
-"""Whether there are kernels for GPUs; ROCm, whose Triton was never tried, streams."""
 
 WIDEST = 256
 """The kernels' largest width of points and values."""
@@ -122,7 +120,9 @@ def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
         return "fused" if fused_runs() else "streamed"
     fits = max(q.shape[-1], v.shape[-1]) <= WIDEST
     single = all(t.dtype in (torch.float32, *HALF) for t in (q, k, v))
-    return "triton" if KERNELS and fits and single and q.device.type == "cuda" else "streamed"
+    if q.device.type == "cuda" and fits and single and _kernels_run():
+        return "triton"
+    return "streamed"
 
 
 def runnable(
@@ -142,7 +142,7 @@ def runnable(
     found: list[Impl] = ["reference", "streamed"]
     if kind == "cpu" and available():
         found.append("fused")
-    if kind == "cuda" and KERNELS and dtype in (torch.float32, *HALF):
+    if kind == "cuda" and dtype in (torch.float32, *HALF) and _kernels_run():
         found.append("triton")
     return tuple(found)
 
@@ -158,8 +158,22 @@ def _compiles() -> bool:
     return available()
 
 
+@cache
+def _has_triton() -> bool:
+    """Whether there are kernels for GPUs; ROCm, whose Triton was never tried, streams."""
+    try:
+        return find_spec("triton") is not None and torch.version.hip is None
+    except ImportError:  # what a blocked package raises
+        return False
+
+
+def _kernels_run() -> bool:
+    return _has_triton()
+
+
 # What `torch.compiler.assume_constant_result` does, without importing the compiler here.
-_compiles._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _constant in (_compiles, _kernels_run):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _comparable(times: Clock | None) -> Clock | None:
@@ -183,7 +197,7 @@ def implementation(impl: str) -> ModuleType:
 
 def _kernels() -> ModuleType:
     """The kernels, or an error that says what is missing."""
-    if not KERNELS:
+    if not _kernels_run():
         raise ImportError(
             "`impl='triton'` needs an NVIDIA GPU and the package Triton, which comes with PyTorch "
             "for CUDA (`pip install triton`). Here there is none: use `impl='streamed'`."

@@ -1,7 +1,5 @@
 """The two passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
