@@ -1,8 +1,12 @@
+import os
 import signal
 
 import pytest
 import torch
 from browser import browse, chromium  # noqa: F401  (fixtures of all tests)
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports kernels
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,12 @@
 """Triton's interpreter for machines without a GPU: the kernels run, slowly, on the CPU."""
 
-import os
 
-
-def switch_on() -> None:
-    """Before kernels are imported; and mend two things that the interpreter of Triton 3.6 lacks.
+def mend() -> None:
+    """Add two things that the interpreter of Triton 3.6 lacks.
 
     NumPy 2.4 makes no whole number of an array of one element, and products of bfloat16 blocks
     take their bits for numbers.
     """
-    os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 
     patched = interpreter._patch_lang_tensor

@@ -261,7 +261,7 @@ def test_points_of_two_spaces_are_refused(folder, capfd):
     line = refuse(
         ["relate", "good.npy", "other.npy", "--eps", "1", "--out", "p.npz"], capfd, folder
     )
-    assert "R^2" in line and "R^3" in line
+    assert "2 in 'good.npy'" in line and "3 in 'other.npy'" in line
 
 
 # Exports: what is left out is not read

@@ -16,7 +16,7 @@ if find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton==3.6.0", allow_module_level=True)
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    interpreter.switch_on()
+    interpreter.mend()
 
 pytestmark = pytest.mark.unhooked  # checks of shapes would wrap the kernels themselves
 
@@ -211,6 +211,12 @@ def test_what_the_kernels_refuse():
     (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         torch.autograd.grad(first.sum(), x)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")
+@pytest.mark.parametrize("width", [2, 6], ids=["narrow", "wide"])
+def test_more_problems_than_a_grid_has_rows(width):
+    compare("average", inputs(4, 4, width, width, batch=(70_000,)))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")

@@ -147,12 +147,12 @@ def check_apart(outputs: dict[str, Path | None], inputs: Iterable[Path | None] =
         outputs: files by the options that name them, None where there is none.
         inputs: files that the command reads.
     """
-    read = {file.resolve() for file in inputs if file is not None}
-    taken: dict[Path, str] = {}
+    read = {_place(file) for file in inputs if file is not None}
+    taken: dict[str, str] = {}
     for option, file in outputs.items():
         if file is None:
             continue
-        place = file.resolve()
+        place = _place(file)
         if place in read:
             raise ValueError(
                 f"{option} would replace {str(file)!r}, which is read. Choose another file."
@@ -162,6 +162,14 @@ def check_apart(outputs: dict[str, Path | None], inputs: Iterable[Path | None] =
                 f"{taken[place]} and {option} both name {str(file)!r}. Choose another for one."
             )
         taken[place] = option
+
+
+def _place(file: Path) -> str:
+    """Where a file is; links in a circle and impossible names are refused when it is read."""
+    try:
+        return os.path.realpath(file)
+    except ValueError:
+        return str(file)
 
 
 def write(file: Path | None, text: str) -> None:

@@ -10,7 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .._tools.checks import check_finite, check_flags, check_tensor
+from .._tools.checks import (
+    check_device,
+    check_finite,
+    check_flags,
+    check_kind,
+    check_tensor,
+)
 from .._tools.precision import HALF, comparable, full_precision
 from .._tools.types import Clock
 from . import _fused as fused, _reference as reference, _streamed as streamed
@@ -138,6 +144,8 @@ def runnable(
         >>> pf.ops.runnable("cpu", torch.float64)[:2]
         ('reference', 'streamed')
     """
+    check_device(device)
+    check_kind("dtype", dtype, torch.dtype, "Give one such as `torch.float32`.")
     kind = torch.device(device).type
     found: list[Impl] = ["reference", "streamed"]
     if kind == "cpu" and available():

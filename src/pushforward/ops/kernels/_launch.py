@@ -44,7 +44,7 @@ def forward(
     ends = None if found is None else found.ends
     if clock is not None:
         ends = clock.ends(tile.rows, group * tile.columns)
-    grid = (-(-m // tile.rows), problems, parts)
+    grid = (-(-m // tile.rows) * problems, parts)
     options: dict[str, Any] = dict(
         D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         ENDS=0 if ends is None else 1 if clock is None else 2,
@@ -110,7 +110,7 @@ def backward(
         made = _made(parts, q.shape, dtype, q.device)
         ends = None if clock is None else clock.ends(tile.rows, tile.columns)
         run = narrow.backward_queries if thin else wide_backward.queries
-        run[-(-m // tile.rows), problems, parts](
+        run[-(-m // tile.rows) * problems, parts](
             *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
             ENDS=0 if clock is None else 2, **widths, **_options(tile, thin),
         )  # fmt: skip
@@ -125,7 +125,7 @@ def backward(
         ]
         starts = None if clock is None else clock.starts(tile.rows, tile.columns)
         run = narrow.backward_keys if thin else wide_backward.keys
-        run[-(-n // tile.columns), problems, parts](
+        run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
             TIMED=clock is not None, **widths, **_options(tile, thin),
         )  # fmt: skip

@@ -9,7 +9,7 @@ and little more than one exponential.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, coordinates, hidden, numbers, problem, share
+from ._parts import LATEST, LOG2E, coordinates, hidden, numbers, placed, problem, share
 
 
 @triton.jit
@@ -92,7 +92,8 @@ def forward(
     times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
     scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
     """
-    z, part = tl.program_id(1), tl.program_id(2)
+    z, place, blocks = placed(M, BM)
+    part = tl.program_id(1)
     shift = 0.0
     if MODE > 0:
         if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
@@ -103,9 +104,9 @@ def forward(
     if ENDS == 1:
         last = tl.load(ends + z)
     if ENDS == 2:
-        last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, full, last = share(0, last, part, tl.num_programs(2), GROUP * BN)
-    i0 = tl.program_id(0) * BM
+        last = tl.load(ends + tl.program_id(0))
+    first, full, last = share(0, last, part, tl.num_programs(1), GROUP * BN)
+    i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
     points = coordinates(problem(q, z, H, sq), i0, M, sq, factor * LOG2E, D, BM, True)
@@ -134,7 +135,7 @@ def forward(
         weight = tl.exp2(m - tl.where(top == -float("inf"), 0.0, top)[:, None])
         s, sums = s * weight, _rescaled(sums, weight, E)
     count = tl.sum(s, 1)
-    row = (part.to(tl.int64) * tl.num_programs(1) + z) * M + i
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
     tl.store(peak + row, tl.where(count == 0.0, -float("inf"), top), mask=rows)
     tl.store(total + row, count, mask=rows)
     count = tl.where(count == 0.0, 1.0, count)
@@ -167,14 +168,15 @@ def backward_queries(
 
     $P$ is relative to `offset`. What is upstream, `g` and `slope` ($c$), is divided accordingly.
     """
-    z, part = tl.program_id(1), tl.program_id(2)
+    z, place, blocks = placed(M, BM)
+    part = tl.program_id(1)
     last = N
     if ENDS == 1:
         last = tl.load(ends + z)
     if ENDS == 2:
-        last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, full, last = share(0, last, part, tl.num_programs(2), BN)
-    i0 = tl.program_id(0) * BM
+        last = tl.load(ends + tl.program_id(0))
+    first, full, last = share(0, last, part, tl.num_programs(1), BN)
+    i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
     row = z.to(tl.int64) * M
@@ -198,7 +200,7 @@ def backward_queries(
             sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
             D, E, BN, ENDS == 2, True,
         )  # fmt: skip
-    row += part.to(tl.int64) * tl.num_programs(1) * M + i
+    row += part.to(tl.int64) * (tl.num_programs(0) // blocks) * M + i
     for d in tl.static_range(D):
         tl.store(dq + row * D + d, tl.sum(sums[d], 1) * factor, mask=rows)
 
@@ -230,12 +232,13 @@ def backward_keys(
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
-    z, part = tl.program_id(1), tl.program_id(2)
+    z, place, blocks = placed(N, BN)
+    part = tl.program_id(1)
     first = 0
     if TIMED:
-        first = tl.load(starts + z * tl.num_programs(0) + tl.program_id(0))
-    first, full, last = share(first, M, part, tl.num_programs(2), BM)
-    j0 = tl.program_id(0) * BN
+        first = tl.load(starts + tl.program_id(0))
+    first, full, last = share(first, M, part, tl.num_programs(1), BM)
+    j0 = place * BN
     j = j0 + tl.arange(0, BN)
     rows = j < N
     points = coordinates(problem(k, z, H, sk), j0, N, sk, 1.0, D, BN, True)
@@ -259,7 +262,7 @@ def backward_keys(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
             factor, sq, sg, D, E, BM, TIMED, True,
         )  # fmt: skip
-    row = (part.to(tl.int64) * tl.num_programs(1) + z) * N + j
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
     for d in tl.static_range(D):
         tl.store(dk + row * D + d, tl.sum(sum_k[d], 1) / LOG2E, mask=rows)
     for e in tl.static_range(E):

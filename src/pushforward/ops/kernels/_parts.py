@@ -11,6 +11,16 @@ LATEST: tl.constexpr = tl.constexpr(2147483647)
 
 
 @triton.jit
+def placed(length, SIZE: tl.constexpr):
+    """Which problem and which of its blocks a program has, and how many blocks there are.
+
+    Both are counted along the first axis of the grid, because the others end at 65,535.
+    """
+    blocks = tl.cdiv(length, SIZE)
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks, blocks
+
+
+@triton.jit
 def problem(x, z, heads, stride):
     """Where problem `z` begins: strides are those of batch, head, point and coordinate."""
     return x + (z // heads).to(tl.int64) * stride[0] + (z % heads).to(tl.int64) * stride[1]

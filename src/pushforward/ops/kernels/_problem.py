@@ -51,7 +51,7 @@ def survey(q: Tensor, k: Tensor, bias: Tensor, factor: float) -> Survey:
     problems, heads, n = prod(q.shape[:2]), q.shape[1], bias.shape[-1]
     highest = bias.new_full((problems,), -torch.inf)
     ends = torch.zeros_like(highest, dtype=torch.int32)
-    grid = (-(-n // (SIZE * STEPS)), problems)
+    grid = (-(-n // (SIZE * STEPS)) * problems,)
     kernels.bias[grid](bias, highest, ends, n, heads, strides(bias), SIZE=SIZE, STEPS=STEPS)
     limit = abs(factor) / LOG2 * (extent(q).longest.sqrt() * extent(k).longest.sqrt())
     highest = highest.masked_fill(highest == -torch.inf, 0) / LOG2
@@ -76,7 +76,7 @@ def extent(x: Tensor) -> Extent:
     problems, (heads, n, width) = prod(x.shape[:2]), x.shape[1:]
     found = torch.zeros(2, problems, device=x.device)
     padded, size = padded_width(width), min(SIZE, 8192 // padded_width(width))
-    grid = (-(-n // (size * STEPS)), problems)
+    grid = (-(-n // (size * STEPS)) * problems,)
     kernels.points[grid](
         x, *found, n, heads, strides(x), WIDTH=width, PADDED=padded, SIZE=size, STEPS=STEPS
     )
@@ -166,7 +166,7 @@ class Halves:
         high, low = (x.new_empty(*batch, n, padded, dtype=torch.float16) for _ in range(2))
         back = x.new_empty(prod(batch))
         size = min(SIZE, 8192 // padded)
-        kernels.halves[(-(-n // size), prod(batch))](
+        kernels.halves[(-(-n // size) * prod(batch),)](
             x, extent(x).largest, high, low, back, n, batch[1], strides(x),
             WIDTH=width, PADDED=padded, SIZE=size,
         )  # fmt: skip

@@ -10,7 +10,7 @@ accurate.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, block, hidden, numbers, problem, product, share
+from ._parts import LATEST, LOG2E, block, hidden, numbers, placed, problem, product, share
 
 
 @triton.jit
@@ -73,7 +73,8 @@ def forward(
     `exponents` are the powers of 2 that scale back halves of scores and of values. `one` is 1,
     which the compiler must not know: it would join the sums of all blocks to one chain.
     """
-    z, part = tl.program_id(1), tl.program_id(2)
+    z, place, blocks = placed(M, BM)
+    part = tl.program_id(1)
     shift = 0.0
     if MODE > 0:
         if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
@@ -87,9 +88,9 @@ def forward(
     if ENDS == 1:
         last = tl.load(ends + z)
     if ENDS == 2:
-        last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, full, last = share(0, last, part, tl.num_programs(2), BN)
-    i0 = tl.program_id(0) * BM
+        last = tl.load(ends + tl.program_id(0))
+    first, full, last = share(0, last, part, tl.num_programs(1), BN)
+    i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
     qs = block(problem(q, z, H, sq), i0, M, sq, D, D_PAD, BM, True)
@@ -117,7 +118,7 @@ def forward(
         )  # fmt: skip
     if MODE == 1:
         m = tl.zeros([BM], tl.float32) + shift
-    row = (part.to(tl.int64) * tl.num_programs(1) + z) * M + i
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
     count = tl.where(s == 0.0, 1.0, s)
     if E > 0:
         mean = mean / count[:, None]

@@ -9,7 +9,7 @@ bits each time.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, block, hidden, numbers, problem, product, share
+from ._parts import LATEST, LOG2E, block, hidden, numbers, placed, problem, product, share
 
 
 @triton.jit
@@ -62,14 +62,15 @@ def queries(
     SPLIT: tl.constexpr,
 ):  # fmt: skip
     r"""$q'_i=s\sum_jS'_{ij}k_j$ with $S'_{ij}=P_{ij}(\langle g_i,v_j\rangle+c_i)$, for queries."""
-    z, part = tl.program_id(1), tl.program_id(2)
+    z, place, blocks = placed(M, BM)
+    part = tl.program_id(1)
     last = N
     if ENDS == 1:
         last = tl.load(ends + z)
     if ENDS == 2:
-        last = tl.load(ends + z * tl.num_programs(0) + tl.program_id(0))
-    first, full, last = share(0, last, part, tl.num_programs(2), BN)
-    i0 = tl.program_id(0) * BM
+        last = tl.load(ends + tl.program_id(0))
+    first, full, last = share(0, last, part, tl.num_programs(1), BN)
+    i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
     row = z.to(tl.int64) * M
@@ -102,7 +103,7 @@ def queries(
             last, sk, sv, sb, shk, D, E, D_PAD, E_PAD, BN, ENDS == 2, SPLIT, True,
         )  # fmt: skip
     d = tl.arange(0, D_PAD)
-    row = (part.to(tl.int64) * tl.num_programs(1) + z) * M + i
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
     at = dq + row[:, None] * D + d[None, :]
     value = (total * factor).to(dq.dtype.element_ty)
     tl.store(at, value, mask=rows[:, None] & (d < D)[None, :])
@@ -145,12 +146,13 @@ def keys(
     SPLIT: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
-    z, part = tl.program_id(1), tl.program_id(2)
+    z, place, blocks = placed(N, BN)
+    part = tl.program_id(1)
     first = 0
     if TIMED:
-        first = tl.load(starts + z * tl.num_programs(0) + tl.program_id(0))
-    first, full, last = share(first, M, part, tl.num_programs(2), BM)
-    j0 = tl.program_id(0) * BN
+        first = tl.load(starts + tl.program_id(0))
+    first, full, last = share(first, M, part, tl.num_programs(1), BM)
+    j0 = place * BN
     j = j0 + tl.arange(0, BN)
     rows = j < N
     scale = factor * LOG2E
@@ -183,7 +185,7 @@ def keys(
             sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen,
             told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, SPLIT, True,
         )  # fmt: skip
-    row = (part.to(tl.int64) * tl.num_programs(1) + z) * N + j
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     at, mask = dk + row[:, None] * D + d[None, :], rows[:, None] & (d < D)[None, :]
     tl.store(at, (sum_k * factor).to(dk.dtype.element_ty), mask=mask)
