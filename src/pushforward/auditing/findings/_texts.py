@@ -36,8 +36,8 @@ TEXTS: dict[str, Text] = {
         "Position embeddings, a recurrent layer, a causal mask, or a first token that is read as "
         "a summary. All of these are right for sequences and wrong for sets.",
         "Leave the positions out. If the order is meant to matter, say so with "
-        '`pf.auditing.Model(model, mode="sequence")`. If only the first token is special, say '
-        "`class_token=0`.",
+        '`pf.auditing.Model(model, mode="sequence")`, in a shell `--mode sequence`. If only the '
+        "first token is special, say `class_token=0`, in a shell `--class-token 0`.",
     ),
     "duplication": Text(
         "that repeating all tokens changes nothing",
@@ -63,7 +63,7 @@ TEXTS: dict[str, Text] = {
         "Position embeddings, a recurrent layer, a causal mask, or a first token with a role of "
         "its own.",
         "Leave the positions out, or say that they are meant with "
-        '`pf.auditing.Model(model, mode="sequence")`.',
+        '`pf.auditing.Model(model, mode="sequence")`, in a shell `--mode sequence`.',
     ),
     "padding": Text(
         "that padding changes nothing",
@@ -96,7 +96,7 @@ TEXTS: dict[str, Text] = {
         "The output of the class token changes if the other tokens are shuffled.",
         "Position embeddings or a recurrent layer.",
         "Leave the positions out, or say that they are meant with "
-        '`pf.auditing.Model(model, mode="sequence")`.',
+        '`pf.auditing.Model(model, mode="sequence")`, in a shell `--mode sequence`.',
     ),
     "special token": Text(
         "whether one token has a role of its own",
@@ -104,8 +104,9 @@ TEXTS: dict[str, Text] = {
         "Shuffling all other tokens changes nothing, but this token acts as no other does. It was "
         "taken for a class token and held in its place, and the audit asks what the others do.",
         "A class token, or an output that is read from this place.",
-        "Nothing, if it is meant: say so with `pf.auditing.Model(model, class_token=0)`. If all "
-        'tokens should be alike, say `mode="set"`, and this counts as refuted.',
+        "Nothing, if it is meant: say so with `pf.auditing.Model(model, class_token=0)`, in a "
+        'shell `--class-token 0`. If all tokens should be alike, say `mode="set"`, in a shell '
+        "`--mode set`, and this counts as refuted.",
     ),
     "varied outputs": Text(
         "whether the outputs vary",
@@ -119,9 +120,9 @@ TEXTS: dict[str, Text] = {
         "It was audited as a sequence model, for which that is as it should be.",
         "It was therefore audited as a sequence model, without the tests for sets.",
         "Position embeddings, a recurrent layer or a causal mask.",
-        'Nothing, if the tokens are a sequence: `pf.auditing.Model(model, mode="sequence")` says '
-        'so. If they are a set, this is a mistake: leave the positions out. With `mode="set"` it '
-        "counts as refuted.",
+        'Nothing, if the tokens are a sequence: `pf.auditing.Model(model, mode="sequence")`, in a '
+        "shell `--mode sequence`, says so. If they are a set, this is a mistake: leave the "
+        'positions out. With `mode="set"`, in a shell `--mode set`, it counts as refuted.',
     ),
     "later tokens": Text(
         "whether outputs depend on later tokens",
