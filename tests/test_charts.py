@@ -139,6 +139,7 @@ def test_what_is_drawn(browse, tmp_path):
     assert {"some replaced", "all moved", "steepest: 76 times"} <= set(words[7])
     assert view.page.locator("#f10 .cell").count() == 4 + 60 and "9.5" in words[10]
     view.page.click("#f0 summary")
+    view.page.wait_for_selector("#f0 td")  # the table is drawn when it is opened, a little later
     assert view.page.locator("#f0 td").count() == 4 * len(SIZES)
     assert view.page.locator("#f0 th sup").inner_text() == "−1/2"
     view.page.click("#f9 summary")
