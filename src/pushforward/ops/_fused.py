@@ -245,7 +245,7 @@ def _taken(rows: Tensor, order: Tensor | None) -> Tensor:
 
 
 def _put_back(rows: Tensor, order: Tensor | None) -> Tensor:
-    """The inverse."""
+    """Rows in the order they had before `_taken`."""
     if order is None:
         return rows
     return torch.empty_like(rows).scatter_(1, _index(rows, order), rows)

@@ -117,7 +117,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Variable:
-    """A value that changes."""
+    """A variable of the compiled program, with a place in memory."""
 
     program: Program
     place: Value
