@@ -338,50 +338,6 @@ def test_an_atom_without_mass_never_beats_one_of_a_very_low_score(scale, impl):
     assert ops.average(q, k, v, bias, scale=scale, impl=impl).item() == 3.0
 
 
-OPERATIONS = {
-    "average": lambda q, k, v, b, impl: ops.average(q, k, v, b, impl=impl),
-    "causal average": lambda q, k, v, b, impl: ops.average(
-        q, k, v, b, times=(torch.arange(3), torch.zeros(6).long()), impl=impl
-    ),
-    "log-integral": lambda q, k, v, b, impl: ops.log_integral(q, k, b, impl=impl),
-}
-
-
-@pytest.mark.parametrize("impl", FAST)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_second_derivatives_of_fast_reductions_are_refused(name, impl):
-    f = lambda *args: OPERATIONS[name](*args, impl)
-    inputs = [t.requires_grad_() for t in _small(6, torch.float64)]
-    for wanted in (0, 1, 3):
-        (first,) = torch.autograd.grad(
-            f(*inputs).square().sum(), inputs[wanted], create_graph=True
-        )
-        with pytest.raises(NotImplementedError, match="no second derivative.*reference"):
-            torch.autograd.grad(first.sum(), inputs[0])
-
-
-@pytest.mark.parametrize("impl", FAST)
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_fast_reductions_under_torch_func(name, impl):
-    """The streamed average has its Jacobian; the others say what to use."""
-    q, *rest = _small(6, torch.float64)
-    f = lambda q: OPERATIONS[name](q, *rest, impl)
-    exact = lambda q: ops.average(q, *rest, impl="reference")
-    if name == "average" and impl == "streamed":
-        jacobian = torch.func.jacrev(f)(q)
-        assert torch.allclose(jacobian, torch.func.jacrev(exact)(q), atol=1e-12)
-        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
-            torch.func.hessian(f)(q)
-        return
-    for transform in (
-        lambda: torch.func.jacrev(f)(q),
-        lambda: torch.func.grad(lambda q: f(q).sum())(q),
-        lambda: torch.autograd.functional.jacobian(f, q, vectorize=True),
-    ):
-        with pytest.raises(NotImplementedError, match="no derivative under `torch.func`"):
-            transform()
-
-
 TIMES = [torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int64, torch.float32]
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._tools.once import check_no_tangent, no_second_derivative, refuse
-from .._tools.precision import align, full_precision
+from .._tools.once import check_no_tangent
+from .._tools.precision import align
 from . import compiled
-from ._operators import MaybeTimes, Times, fold, named_errors
+from ._operators import MaybeTimes, Times, fold, named_errors, register_gradients
 from .compiled import Compiled, machine
 
 NAME = "A fused reduction"
@@ -209,19 +209,19 @@ class _View:
         return getattr(compiled, name)(self.bits, machine(), *self.widths, self.masked)
 
     def sort(self, rows: Tensor) -> Tensor:
-        """Rows of queries in the order of the loops."""
+        """One row per query, put into the order in which the loops visit queries."""
         return _taken(rows, self.order).contiguous()
 
     def in_order(self, rows: Tensor) -> Tensor:
-        """Rows of queries in the order of the caller."""
+        """One row per query, put back into the order in which the caller gave them."""
         return _put_back(rows, self.order)
 
     def atoms_in_order(self, rows: Tensor) -> Tensor:
-        """Rows of atoms in the order of the caller."""
+        """One row per atom, put back into the order in which the caller gave them."""
         return _put_back(rows, self.atoms)
 
     def bounds(self, width: int) -> Tensor:
-        """How many atoms each tile of queries sees."""
+        """How many atoms each tile of queries sees: those of its first query, which sees most."""
         if self.masked:
             return self.seen[:, ::width].long().contiguous()
         return self.ends[:, None].expand(-1, -(-self.m // width)).contiguous()
@@ -240,12 +240,12 @@ def _index(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def _taken(rows: Tensor, order: Tensor | None) -> Tensor:
-    """Rows in another order."""
+    """The rows at the indices `order`; all rows as they are if it is None."""
     return rows if order is None else rows.gather(1, _index(rows, order))
 
 
 def _put_back(rows: Tensor, order: Tensor | None) -> Tensor:
-    """Rows in the order they had before `_taken`."""
+    """The inverse of `_taken`: each row back at its own index."""
     if order is None:
         return rows
     return torch.empty_like(rows).scatter_(1, _index(rows, order), rows)
@@ -288,23 +288,4 @@ def _pool(process: int, helpers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(helpers, thread_name_prefix="pushforward")
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.save_for_backward(*inputs, *output)
-
-
-def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
-    """The log-integral is top + rest, so one of their two gradients is enough."""
-    q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:4])
-    inputs, upstream = [q, k, v, bias], [d_out, d_log_z]
-    with full_precision(q), named_errors(NAME):
-        grads = fused_sweep_backward(inputs, query_times, key_times, outputs, upstream, wanted)
-    return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None, None
-
-
-def _second_backward(ctx: Any, *_: Any) -> tuple:
-    refuse(no_second_derivative(NAME))
-
-
-fused_sweep_backward.register_autograd(_second_backward)
-fused_sweep.register_autograd(_backward, setup_context=_setup_context)
+register_gradients(fused_sweep, fused_sweep_backward, NAME)

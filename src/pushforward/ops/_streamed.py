@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from .._tools.once import check_no_tangent, no_second_derivative, refuse, used_once
-from .._tools.precision import align, full_precision
-from ._operators import MaybeTimes, Times, fold, named_errors
+from .._tools.once import check_no_tangent, used_once
+from .._tools.precision import align
+from ._operators import MaybeTimes, Times, fold, named_errors, register_gradients
 
 FUSED = "The streamed average"
 TILED = "A streamed reduction"
@@ -226,23 +226,4 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t) for t in inputs)
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.save_for_backward(*inputs, *output)
-
-
-def _backward(ctx: Any, d_out: Tensor, d_log_z: Tensor, _: Tensor) -> tuple:
-    """The log-integral is top + rest, so one of their two gradients is enough."""
-    q, k, v, bias, query_times, key_times, *outputs = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:4])
-    inputs, upstream = [q, k, v, bias], [d_out, d_log_z]
-    with full_precision(q), named_errors(TILED):
-        grads = reduce_tiles_backward(inputs, query_times, key_times, outputs, upstream, wanted)
-    return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None, None
-
-
-def _second_backward(ctx: Any, *_: Any) -> tuple:
-    refuse(no_second_derivative(TILED))
-
-
-reduce_tiles_backward.register_autograd(_second_backward)
-reduce_tiles.register_autograd(_backward, setup_context=_setup_context)
+register_gradients(reduce_tiles, reduce_tiles_backward, TILED)

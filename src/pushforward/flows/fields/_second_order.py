@@ -96,7 +96,7 @@ class CuckerSmale(Field):
         y, w = halves(widen(mu.atoms))
         weights = mu.log_weights.softmax(-1)[..., None, :]
         if self.influence is _slow_decay:
-            return self._slow(x, y, w, weights.mT)
+            return self._default_influence(x, y, w, weights.mT)
 
         def moving(rows: Tensor) -> Tensor:
             position, velocity = halves(widen(rows))
@@ -108,8 +108,8 @@ class CuckerSmale(Field):
 
         return by_rows(moving, x, mu.n)
 
-    def _slow(self, x: Tensor, y: Tensor, w: Tensor, weights: Tensor) -> Tensor:
-        """The field of the default influence, whose sums are a reduction of their own."""
+    def _default_influence(self, x: Tensor, y: Tensor, w: Tensor, weights: Tensor) -> Tensor:
+        r"""The field for $\psi(r)=(1+r^2)^{-1/2}$, by `ops.decaying_sum`."""
         position, velocity = halves(widen(x))
         values = torch.cat([w, torch.ones_like(w[..., :1])], -1) * weights
         sums = ops.decaying_sum(position, y, values)

@@ -82,7 +82,7 @@ def forward(bits: int, machine: Machine, d: int, e: int, masked: bool) -> Compil
 
 
 def _in_lanes(s: Sweep, source: Value, row0: Value, line: Value, kind: str = "ints") -> Tile:
-    """One number of each row."""
+    """Load one number for each row of the tile, such as its bias, into the lanes."""
     s.turn(source, row0, 1, line, "int" if kind == "ints" else "num")
     return s.load(line, 0, kind)
 

@@ -31,7 +31,7 @@ class Sweep(Program):
         self._used, self._arguments, self._room = self.argument(5, "ptr"), 6, 0
 
     def pointers(self, number: int) -> list[Value]:
-        """The next addresses in the table."""
+        """The next addresses in the table of arguments."""
         first, self._arguments = self._arguments, self._arguments + number
         return [self.argument(i, "ptr") for i in range(first, first + number)]
 
@@ -179,11 +179,11 @@ class Sweep(Program):
 
 
 def change(variables: list[Variable], values: Tile) -> None:
-    """Set several variables."""
+    """Write several variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.set(value)
 
 
 def values_of(variables: list[Variable]) -> Tile:
-    """What several variables are now."""
+    """Read several variables."""
     return [variable.get() for variable in variables]

@@ -124,11 +124,11 @@ class Variable:
     kind: str
 
     def get(self) -> Value:
-        """What it is now."""
+        """Read the variable."""
         return self.program.read(self.place, self.kind)
 
     def set(self, value: Value) -> None:
-        """Change it."""
+        """Write the variable."""
         self.program.write(value, self.place)
 
 
@@ -209,7 +209,7 @@ class Program(ABC):
         return self.splat(self.integer(first)) + Value(self, f"<{lanes}>", "ints")
 
     def typed(self, value: Value) -> str:
-        """Type and name."""
+        """Type and name of a value, as LLVM writes an operand."""
         return f"{self.kinds[value.kind]} {value.name}"
 
     def binary(self, what: str, a: Value, b: Value | float) -> Value:
@@ -339,10 +339,10 @@ class Program(ABC):
 
     @abstractmethod
     def room(self) -> int:
-        """The number of numbers that the function needs as scratch."""
+        """How many numbers of scratch memory the function needs."""
 
     def compiled(self) -> Compiled:
-        """The function."""
+        """Compile the function."""
         text = "\n".join([
             *sorted(self._intrinsics), 'define void @run(ptr noalias %table) "nounwind" {',
             *self._places, *self._lines, "  ret void", "}",

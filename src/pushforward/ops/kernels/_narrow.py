@@ -9,7 +9,17 @@ and little more than one exponential.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, coordinates, hidden, numbers, placed, problem, share
+from ._parts import (
+    LATEST,
+    LOG2E,
+    coordinates,
+    end_of_keys,
+    hidden,
+    numbers,
+    placed,
+    problem,
+    share,
+)
 
 
 @triton.jit
@@ -100,11 +110,7 @@ def forward(
             return
     if MODE == 1:
         shift = tl.load(survey + 2 * z + 1)
-    last = N
-    if ENDS == 1:
-        last = tl.load(ends + z)
-    if ENDS == 2:
-        last = tl.load(ends + tl.program_id(0))
+    last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), GROUP * BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)
@@ -170,11 +176,7 @@ def backward_queries(
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
-    last = N
-    if ENDS == 1:
-        last = tl.load(ends + z)
-    if ENDS == 2:
-        last = tl.load(ends + tl.program_id(0))
+    last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)

@@ -88,6 +88,17 @@ def hidden(scores, queries, keys):
 
 
 @triton.jit
+def end_of_keys(ends, z, N, ENDS: tl.constexpr):
+    """Where the keys end: for all, for problem `z` (`ENDS` 1), or for this program (2)."""
+    last = N
+    if ENDS == 1:
+        last = tl.load(ends + z)
+    if ENDS == 2:
+        last = tl.load(ends + tl.program_id(0))
+    return last
+
+
+@triton.jit
 def share(first, last, part, parts, STEP: tl.constexpr):
     """The range of one of several programs that share a loop: first, last full tile, last."""
     step = tl.cdiv(tl.cdiv(tl.maximum(last - first, 0), parts), STEP) * STEP

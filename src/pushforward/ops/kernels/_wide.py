@@ -10,7 +10,18 @@ accurate.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, block, hidden, numbers, placed, problem, product, share
+from ._parts import (
+    LATEST,
+    LOG2E,
+    block,
+    end_of_keys,
+    hidden,
+    numbers,
+    placed,
+    problem,
+    product,
+    share,
+)
 
 
 @triton.jit
@@ -84,11 +95,7 @@ def forward(
     factor *= LOG2E
     if SPLIT:
         factor *= tl.load(exponents + 2 * z)
-    last = N
-    if ENDS == 1:
-        last = tl.load(ends + z)
-    if ENDS == 2:
-        last = tl.load(ends + tl.program_id(0))
+    last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)

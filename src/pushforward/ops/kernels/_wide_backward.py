@@ -9,7 +9,18 @@ bits each time.
 import triton
 import triton.language as tl
 
-from ._parts import LATEST, LOG2E, block, hidden, numbers, placed, problem, product, share
+from ._parts import (
+    LATEST,
+    LOG2E,
+    block,
+    end_of_keys,
+    hidden,
+    numbers,
+    placed,
+    problem,
+    product,
+    share,
+)
 
 
 @triton.jit
@@ -64,11 +75,7 @@ def queries(
     r"""$q'_i=s\sum_jS'_{ij}k_j$ with $S'_{ij}=P_{ij}(\langle g_i,v_j\rangle+c_i)$, for queries."""
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
-    last = N
-    if ENDS == 1:
-        last = tl.load(ends + z)
-    if ENDS == 2:
-        last = tl.load(ends + tl.program_id(0))
+    last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)

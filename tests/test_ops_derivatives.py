@@ -1,0 +1,58 @@
+"""What fast implementations of the reductions refuse: second derivatives, transforms."""
+
+import pytest
+import torch
+from implementations import HERE
+
+from pushforward import ops
+
+FAST = [impl for impl in HERE if impl != "reference"]
+
+
+def inputs():
+    """Three queries; six atoms with values and log-weights."""
+    return [torch.randn(3, 2), torch.randn(6, 2), torch.randn(6, 2), torch.randn(6)]
+
+
+OPERATIONS = {
+    "average": lambda q, k, v, b, impl: ops.average(q, k, v, b, impl=impl),
+    "causal average": lambda q, k, v, b, impl: ops.average(
+        q, k, v, b, times=(torch.arange(3), torch.zeros(6).long()), impl=impl
+    ),
+    "log-integral": lambda q, k, v, b, impl: ops.log_integral(q, k, b, impl=impl),
+}
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_second_derivatives_of_fast_reductions_are_refused(name, impl):
+    f = lambda *args: OPERATIONS[name](*args, impl)
+    tensors = [t.requires_grad_() for t in inputs()]
+    for wanted in (0, 1, 3):
+        (first,) = torch.autograd.grad(
+            f(*tensors).square().sum(), tensors[wanted], create_graph=True
+        )
+        with pytest.raises(NotImplementedError, match="no second derivative.*reference"):
+            torch.autograd.grad(first.sum(), tensors[0])
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_fast_reductions_under_torch_func(name, impl):
+    """The streamed average has its Jacobian; the others say what to use."""
+    q, *rest = inputs()
+    f = lambda q: OPERATIONS[name](q, *rest, impl)
+    exact = lambda q: ops.average(q, *rest, impl="reference")
+    if name == "average" and impl == "streamed":
+        jacobian = torch.func.jacrev(f)(q)
+        assert torch.allclose(jacobian, torch.func.jacrev(exact)(q), atol=1e-12)
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            torch.func.hessian(f)(q)
+        return
+    for transform in (
+        lambda: torch.func.jacrev(f)(q),
+        lambda: torch.func.grad(lambda q: f(q).sum())(q),
+        lambda: torch.autograd.functional.jacobian(f, q, vectorize=True),
+    ):
+        with pytest.raises(NotImplementedError, match="no derivative under `torch.func`"):
+            transform()
