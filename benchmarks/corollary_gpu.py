@@ -25,7 +25,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
-from corollary import LAWS, OUT, PAGE, share, standard, targets
+from corollary import LAWS, OUT, PAGE, share, targets
 from run import table, where
 
 import pushforward as pf
@@ -58,18 +58,24 @@ def rows():
     return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
 
 
+def plain(dim, width, depth):
+    """A transformer as in the theory, without LayerNorm, as the displacement of points."""
+    return pf.Residual(pf.Transformer(dim, depth=depth, heads=4, width=width))
+
+
 def trained(name, steps):
     """The network of a row, after all its steps, and the log."""
     kind, target = name.split("/")
     dim, flow = targets()[target]
     torch.manual_seed(SEED)
-    model = standard(dim, width=WIDTH[kind], depth=DEPTH)
+    model = plain(dim, width=WIDTH[kind], depth=DEPTH)
     hard = kind == "adversary"
     training = Training(
         batches=Batches(atoms=4096),
         adversary=Adversary(count=2048, atoms=4096) if hard else None,
         evaluation=Evaluation(every=250, sizes=(16, 128), measures=16),
         seed=SEED,
+        cuda_graphs=torch.cuda.is_available(),
     )
     law = OneOf(Mixtures(dim), Box(dim)) if hard else Mixtures(dim)
     folder = OUT / name

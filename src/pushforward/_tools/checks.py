@@ -22,9 +22,12 @@ SUMS = 1e-5
 def holds(condition: Tensor, *, unknown: bool = True) -> bool:
     """Whether a condition on values is true, or `unknown` where values cannot be read.
 
-    Inside `torch.compile` and `torch.func.vmap`, and on the device "meta", tensors have no values.
+    Inside `torch.compile` and `torch.func.vmap`, on the device "meta", and while a CUDA graph is
+    recorded, tensors have no values.
     """
     if torch.compiler.is_compiling() or condition.is_meta:
+        return unknown
+    if condition.is_cuda and torch.cuda.is_current_stream_capturing():
         return unknown
     try:
         return bool(condition)

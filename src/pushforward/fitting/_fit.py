@@ -7,7 +7,8 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from ..maps.saving import describe
 from ..measures import MeasureMap
 from . import _checkpoint as checkpoint
 from ._checkpoint import Row, State
-from ._training import Evaluation, Training, optimisers_of
-from .judging import Climbers, displaced, examples, held_out_seed
+from ._recording import Recorder
+from ._training import Training, judged, optimisers_of, overall
+from .judging import Climbers
 from .problems import (
     FromPairs,
     Law,
@@ -34,7 +36,6 @@ from .problems import (
     as_law,
     check_images,
     inspect,
-    pushed,
 )
 
 
@@ -191,6 +192,7 @@ class _Loop:
             if not isinstance(task, Simulation) or not task.in_context:
                 raise ValueError("An adversary needs an in-context map as the `target`.")
             self.climbers = training.adversary.begin(task, self._seeded(-1))
+        self.recorder = self._recorder() if training.cuda_graphs else None
         self.every = training.evaluation.every or max(1, steps // 20)
         self.step, self.log = 0, []  # type: ignore[var-annotated]
         self.folder: Path | None = None
@@ -260,21 +262,13 @@ class _Loop:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         index, rule = self.step * world + rank, self.training.optimiser
         generator = self._seeded(index)
-        try:
-            batches = [self.task.batch(generator, index)]
-        except Exception as error:
-            error.add_note(f"This was the batch of step {self.step} of the training.")
-            raise
-        if self.climbers is not None:
-            batches.append(self.climbers.example(generator, index))
         for group in (group for method in self.optimisers for group in method.param_groups):
             group["lr"] = group["initial_lr"] * rule.rate(self.step, self.steps)
-        half = self.training.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            losses, last = self.losses(*batches)
-        for method in self.optimisers:
-            method.zero_grad()
-        self.accelerator.backward(losses.sum())
+        with self._blamed():
+            if self.recorder is None:
+                loss, last = self._gradients(generator, index)
+            else:
+                loss, last = self.recorder.gradients(generator, index, self.climbers)
         self.accelerator.clip_grad_norm_(list(self.names), rule.clip)
         for method in self.optimisers:
             method.step()
@@ -283,7 +277,43 @@ class _Loop:
         with torch.no_grad():
             kept: list[Tensor] = list(self.average.parameters())
             torch._foreach_lerp_(kept, list(self.model.parameters()), 1 - rule.decay(self.step))
-        return losses[0].detach()
+        return loss
+
+    def _gradients(self, generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and of each measure of the last one; parameters get gradients."""
+        batches = [self.task.batch(generator, index)]
+        if self.climbers is not None:
+            batches.append(self.climbers.example(generator, index))
+        half = self.training.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            losses, last = self.losses(*batches)
+        for method in self.optimisers:
+            method.zero_grad()
+        self.accelerator.backward(losses.sum())
+        return losses[0].detach(), last
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Say which step an error belongs to."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"This was in step {self.step} of the training.")
+            raise
+
+    def _recorder(self) -> Recorder:
+        """What records CUDA graphs, or an error where there can be none."""
+        if self.device.type != "cuda" or self.accelerator.num_processes > 1:
+            raise ValueError(
+                "`Training(cuda_graphs=True)` needs one process on an NVIDIA GPU, got "
+                f"{self.accelerator.num_processes} on {self.device.type}. Leave it out."
+            )
+        if not isinstance(self.task, Simulation) or not self.task.in_context:
+            raise ValueError(
+                "`Training(cuda_graphs=True)` needs an in-context map as the `target`: batches of "
+                "pairs have too many shapes. Leave it out."
+            )
+        return Recorder(self.model, self.task, half=self.training.precision == "bfloat16")
 
     def _seeded(self, index: int) -> torch.Generator:
         """The generator of a step; PyTorch's own, which dropout uses, is seeded as well."""
@@ -303,7 +333,7 @@ class _Loop:
         patience = self.training.evaluation.patience
         if patience is None or len(self.log) <= patience:
             return False
-        judged = [_overall(row) for row in self.log]
+        judged = [overall(row) for row in self.log]
         return min(judged[-patience:]) >= min(judged[:-patience])
 
     def _keep(self) -> None:
@@ -320,6 +350,7 @@ class _Loop:
         """What the run is, as data."""
         task = {f"task: {name}": value for name, value in self.task.describe().items()}
         words = {name: repr(value) for name, value in vars(self.training).items()}
+        del words["cuda_graphs"]  # a run may go on elsewhere
         if self.accelerator.num_processes > 1:  # each has batches of its own
             words["processes"] = str(self.accelerator.num_processes)
         return json.loads(
@@ -342,48 +373,6 @@ class _Loop:
             f"{found} Its data are finite, so the model overflowed: lower `Optimiser(lr=...)`, or "
             f"give the blocks a LayerNorm.{kept}"
         )
-
-
-def judged(model: nn.Module, task: Task, evaluation: Evaluation, device: torch.device) -> Row:
-    """Errors of a model on measures that it did not learn from, each with its name.
-
-    Args:
-        model: the model.
-        task: what it learns.
-        evaluation: which measures.
-        device: where they are drawn.
-    """
-    found: Row = {}
-    if isinstance(task, Simulation):
-        laws = {"": task.law, **evaluation.laws}
-        for k, (name, law) in enumerate(laws.items()):
-            own = Simulation(task.target, law, task.loss)
-            for n in evaluation.sizes:
-                generator = torch.Generator(device).manual_seed(held_out_seed(k, n))
-                parts = [
-                    displaced(e, pushed(model, e.source)) if task.in_context
-                    else own.errors(model, e)
-                    for e in examples(own, n, evaluation.measures, generator)
-                ]  # fmt: skip
-                found[f"error {name}{', ' if name else ''}n = {n}"] = (
-                    torch.cat(parts).mean().item()
-                )
-    elif evaluation.pairs is not None and isinstance(task, FromPairs):
-        held_out = FromPairs(evaluation.pairs, task.loss, task.batch_size)
-        rounds = max(1, len(evaluation.pairs) // held_out.batch_size)
-        generator = torch.Generator(device)
-        losses = [held_out.losses(model, held_out.batch(generator, k)) for k in range(rounds)]
-        found["error, held out"] = torch.cat(losses).mean().item()
-    elif not isinstance(task, FromPairs):
-        generator = torch.Generator(device).manual_seed(held_out_seed(0, 0))
-        found["error, held out"] = task.errors(model, task.batch(generator, 0)).mean().item()
-    return found
-
-
-def _overall(row: Row) -> float:
-    """One number for how good a model is: the mean of its errors, or the loss."""
-    errors = [value for name, value in row.items() if name.startswith("error")]
-    return sum(errors) / len(errors) if errors else row["loss"]
 
 
 def _accelerator() -> Any:

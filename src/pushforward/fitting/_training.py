@@ -1,4 +1,4 @@
-"""How a model is trained: the optimiser, its schedule, and when to stop."""
+"""How a model is trained: the optimiser, its schedule, how it is judged, and when to stop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .._tools.checks import (
+    check_flags,
     check_kind,
     check_listed_sizes,
     check_number,
@@ -21,8 +22,8 @@ from .._tools.checks import (
     check_whole,
 )
 from ._muon import Muon
-from .judging import Adversary
-from .problems import Batches, FromPairs, Law, Loss
+from .judging import Adversary, displaced, examples, held_out_seed
+from .problems import Batches, FromPairs, Law, Loss, Simulation, Task, pushed
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -125,6 +126,9 @@ class Training:
         evaluation: when and on what the model is judged.
         precision: "float32", or "bfloat16" for products of matrices.
         seed: everything random follows from it and from the number of the step.
+        cuda_graphs: whether the launches of a step are recorded once for each shape of batch and
+            replayed, on an NVIDIA GPU. Small networks train several times faster. Model and target
+            must not look at values, as `.item()` and `if` do.
     """
 
     loss: Loss | None = None
@@ -134,6 +138,7 @@ class Training:
     evaluation: Evaluation = field(default_factory=Evaluation)
     precision: str = "float32"
     seed: int = 0
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.loss is not None:
@@ -145,6 +150,7 @@ class Training:
         check_kind("evaluation", self.evaluation, Evaluation, "Use `pf.fitting.Evaluation()`.")
         if not isinstance(self.precision, str) or self.precision not in PRECISIONS:
             raise ValueError(f"`precision` must be one of {PRECISIONS}, got {self.precision!r}.")
+        check_flags(cuda_graphs=self.cuda_graphs)
         check_seed(self.seed)
 
 
@@ -170,3 +176,47 @@ def optimisers_of(parameters: list[nn.Parameter], rule: Optimiser) -> list[torch
     for group in (group for method in made for group in method.param_groups):
         group["initial_lr"] = group["lr"]
     return made
+
+
+def judged(
+    model: nn.Module, task: Task, evaluation: Evaluation, device: torch.device
+) -> dict[str, float]:
+    """Errors of a model on measures that it did not learn from, each with its name.
+
+    Args:
+        model: the model.
+        task: what it learns.
+        evaluation: which measures.
+        device: where they are drawn.
+    """
+    found: dict[str, float] = {}
+    if isinstance(task, Simulation):
+        laws = {"": task.law, **evaluation.laws}
+        for k, (name, law) in enumerate(laws.items()):
+            own = Simulation(task.target, law, task.loss)
+            for n in evaluation.sizes:
+                generator = torch.Generator(device).manual_seed(held_out_seed(k, n))
+                parts = [
+                    displaced(e, pushed(model, e.source)) if task.in_context
+                    else own.errors(model, e)
+                    for e in examples(own, n, evaluation.measures, generator)
+                ]  # fmt: skip
+                found[f"error {name}{', ' if name else ''}n = {n}"] = (
+                    torch.cat(parts).mean().item()
+                )
+    elif evaluation.pairs is not None and isinstance(task, FromPairs):
+        held_out = FromPairs(evaluation.pairs, task.loss, task.batch_size)
+        rounds = max(1, len(evaluation.pairs) // held_out.batch_size)
+        generator = torch.Generator(device)
+        losses = [held_out.losses(model, held_out.batch(generator, k)) for k in range(rounds)]
+        found["error, held out"] = torch.cat(losses).mean().item()
+    elif not isinstance(task, FromPairs):
+        generator = torch.Generator(device).manual_seed(held_out_seed(0, 0))
+        found["error, held out"] = task.errors(model, task.batch(generator, 0)).mean().item()
+    return found
+
+
+def overall(row: dict[str, float]) -> float:
+    """One number for how good a model is: the mean of its errors, or the loss."""
+    errors = [value for name, value in row.items() if name.startswith("error")]
+    return sum(errors) / len(errors) if errors else row["loss"]

@@ -226,7 +226,14 @@ def _training(
     given = found.training
     optimiser = fitting.Optimiser(**given.optimiser.model_dump())
     return fitting.Training(
-        _loss(given.loss), batches, optimiser, adversary, evaluation, given.precision, given.seed
+        _loss(given.loss),
+        batches,
+        optimiser,
+        adversary,
+        evaluation,
+        given.precision,
+        given.seed,
+        given.cuda_graphs,
     )
 
 

@@ -210,6 +210,7 @@ class Training(Part):
     evaluation: Evaluation = Evaluation()
     precision: Literal["float32", "bfloat16"] = "float32"
     seed: Seed = 0
+    cuda_graphs: bool = False
 
 
 # What is reported

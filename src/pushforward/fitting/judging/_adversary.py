@@ -81,15 +81,20 @@ class Climbers:
 
     def example(self, generator: torch.Generator, index: int) -> Example:
         """Some of the measures, whose gradients say where to climb, and their images."""
+        x, logs = self.choose(generator, index)
+        mu = Measure.unchecked(x.requires_grad_(), logs.requires_grad_().log_softmax(-1))
+        return Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
+
+    def choose(self, generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
+        """Atoms and log-weights of some of the measures, the next that climb."""
         self.n = Random(index).choice(self.adversary.sizes)
         count = min(self.adversary.count, max(1, self.adversary.atoms // self.n))
         where = generator.device
         order = torch.randperm(self.adversary.count, generator=generator, device=where)
         self.chosen = order[:count]
-        self.x = self.tensors[f"atoms/{self.n}"][self.chosen].requires_grad_()
-        self.logs = self.tensors[f"logs/{self.n}"][self.chosen].requires_grad_()
-        mu = Measure.unchecked(self.x, self.logs.log_softmax(-1))
-        return Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
+        self.x = self.tensors[f"atoms/{self.n}"][self.chosen]
+        self.logs = self.tensors[f"logs/{self.n}"][self.chosen]
+        return self.x, self.logs
 
     @torch.no_grad()
     def climb(self, generator: torch.Generator, errors: Tensor) -> None:
