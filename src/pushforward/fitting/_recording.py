@@ -1,0 +1,148 @@
+"""Steps whose launches are recorded once as a CUDA graph, and then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..measures import Measure
+from .judging import Climbers
+from .problems import Example, Simulation
+
+
+class Gradients(NamedTuple):
+    """What a replay finds, beside the gradients that it adds to those of the model.
+
+    Args:
+        loss: the mean over the measures.
+        each: the loss of each measure.
+        points: its gradient in the atoms of the measures, if they climb.
+        logs: the same in their log-weights.
+    """
+
+    loss: Tensor
+    each: Tensor
+    points: Tensor | None
+    logs: Tensor | None
+
+
+Replay = Callable[[Measure], Gradients]
+"""Losses of measures, of the shapes that were recorded; their gradients are added up."""
+
+
+class Recorder:
+    """The passes of a model over simulated measures, forward and backward, as CUDA graphs.
+
+    A step of a small network is thousands of short kernels, and a GPU waits for Python to launch
+    them. A graph launches all at once. It is recorded for every shape of batch, the first time
+    that it comes.
+
+    Args:
+        model: what is trained.
+        task: the simulator, whose target is recorded too.
+        half: whether products of matrices are in bfloat16.
+    """
+
+    def __init__(self, model: nn.Module, task: Simulation, *, half: bool = False) -> None:
+        self.model, self.task, self.half = model, task, half
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p)
+        self.replays: dict[tuple, Replay] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def gradients(
+        self, generator: torch.Generator, index: int, climbers: Climbers | None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and of each measure of the last one; parameters get gradients.
+
+        Args:
+            generator: draws the batch.
+            index: its number.
+            climbers: measures of an adversary, which get gradients too.
+        """
+        batches = [self.task.batches.draw(self.task.law, generator, index)]
+        replays = [self._ready(batches[0], climbing=False)]
+        if climbers is not None:
+            batches.append(Measure.unchecked(*climbers.choose(generator, index)))
+            replays.append(self._ready(batches[1], climbing=True))
+        torch._foreach_zero_(self._sums())
+        found = [replay(mu) for replay, mu in zip(replays, batches, strict=True)]
+        if climbers is not None:
+            climbers.x.grad, climbers.logs.grad = found[1].points, found[1].logs
+        return found[0].loss, found[-1].each
+
+    def _ready(self, mu: Measure, *, climbing: bool) -> Replay:
+        """What replays the passes over measures of these shapes. Gradients of the model change."""
+        key = (mu.atoms.shape, mu.times is not None, climbing)
+        if key not in self.replays:
+            self.replays[key] = self._record(mu, climbing)
+        return self.replays[key]
+
+    def _record(self, mu: Measure, climbing: bool) -> Replay:
+        """Run the passes once, so that everything is compiled and allocated, then record them."""
+        kept = [t.detach().clone() for t in _tensors(mu)]
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with _undone(self.model):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._passes(kept, climbing)
+            torch.cuda.current_stream().wait_stream(side)
+            try:
+                with torch.cuda.graph(graph, pool=self.pool):
+                    result = self._passes(kept, climbing)
+            except RuntimeError as error:
+                error.add_note(
+                    "While a CUDA graph is recorded, model, target and loss must not look at "
+                    "values, as `.item()` and `if` do. Train with `cuda_graphs=False`."
+                )
+                raise
+
+        def replay(mu: Measure) -> Gradients:
+            with torch.no_grad():
+                torch._foreach_copy_(kept, _tensors(mu))
+            graph.replay()
+            # All graphs compute in the same memory, so what they leave behind is copied.
+            return Gradients(*(None if t is None else t.clone() for t in result))
+
+        return replay
+
+    def _passes(self, tensors: list[Tensor], climbing: bool) -> Gradients:
+        """Losses, and their gradients, which are added to those of the parameters."""
+        points, logs, *times = tensors
+        if climbing:
+            points, logs = points.requires_grad_(), logs.requires_grad_()
+            mu = Measure.unchecked(points, logs.log_softmax(-1), *times)
+            example = Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
+        else:
+            example = self.task.solved(Measure.unchecked(points, logs, *times))
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
+            losses = self.task.losses(self.model, example)
+        loss, wanted = losses.mean(), [*self.parameters, *((points, logs) if climbing else ())]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+        count = len(self.parameters)
+        torch._foreach_add_(self._sums(), list(found[:count]))  # type: ignore[arg-type]
+        return Gradients(loss.detach(), losses.detach(), *(found[count:] or (None, None)))
+
+    def _sums(self) -> list[Tensor]:
+        """The gradients of the parameters."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+
+def _tensors(mu: Measure) -> list[Tensor]:
+    """What a measure is made of."""
+    return [mu.atoms, mu.log_weights] + ([] if mu.times is None else [mu.times])
+
+
+@contextmanager
+def _undone(model: nn.Module) -> Iterator[None]:
+    """Afterwards random numbers and the buffers of a model go on as if nothing had been."""
+    state, buffers = torch.cuda.get_rng_state(), [b.clone() for b in model.buffers()]
+    yield
+    torch.cuda.set_rng_state(state)
+    for own, before in zip(model.buffers(), buffers, strict=True):
+        own.copy_(before)
