@@ -46,7 +46,7 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 MEASURES, EXACT = 32, 4
-STEPS = {"gpu": 6_000, "adversary": 9_000}
+STEPS = {"gpu": 10_000, "adversary": 12_000}
 WIDTH = {"gpu": 128, "adversary": 192}
 DEPTH, SEED = 6, 0
 EFFORT = Attack(doubled=True)
@@ -59,8 +59,8 @@ def rows():
 
 
 def plain(dim, width, depth):
-    """A transformer as in the theory, without LayerNorm, as the displacement of points."""
-    return pf.Residual(pf.Transformer(dim, depth=depth, heads=4, width=width))
+    """A transformer as in the theory: no LayerNorm, and a share 1/depth of each sub-layer."""
+    return pf.Residual(pf.Transformer(dim, depth=depth, heads=4, width=width, step=1 / depth))
 
 
 def trained(name, steps):

@@ -63,11 +63,3 @@ def root(value: Tensor, p: float, floor: Tensor | float = 0.0) -> Tensor:
         return value
     good = value > floor
     return torch.where(good, torch.where(good, value, 1) ** (1 / p), 0)
-
-
-def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
-    """All distances $|x_i-y_j|$.
-
-    They come from differences: PyTorch's default, $|x|^2+|y|^2-2xy$, loses half the digits.
-    """
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")

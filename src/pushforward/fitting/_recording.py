@@ -107,7 +107,8 @@ class Recorder:
                 torch._foreach_copy_(kept, _tensors(mu))
             graph.replay()
             # All graphs compute in the same memory, so what they leave behind is copied.
-            return Gradients(*(None if t is None else t.clone() for t in result))
+            copied = [None if t is None else t.clone() for t in result]
+            return Gradients(*copied)  # type: ignore[arg-type]
 
         return replay
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_number, check_values_finite
 from .._tools.linkage import single_linkage
+from .._tools.pairs import distance_matrix
 from ..maps import InContextMap
 from ..measures import Measure, check_measures
 from ..relations import Conditional, Coupling, Relation
@@ -40,8 +41,7 @@ def diameter(points: Float[Tensor, "*b n d"]) -> Number:
     """
     check_floating("points", points, "(..., n, d)", 2)
     check_values_finite(points=points)
-    exact = "donot_use_mm_for_euclid_dist"
-    farthest = lambda rows: torch.cdist(rows, points, compute_mode=exact).amax(-1, keepdim=True)
+    farthest = lambda rows: distance_matrix(rows, points).amax(-1, keepdim=True)
     return by_rows(farthest, points, points.shape[-2])[..., 0].amax(-1)
 
 

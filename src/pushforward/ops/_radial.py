@@ -19,6 +19,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from .._tools.checks import check_broadcast, check_floating, check_same, check_widths
 from .._tools.once import no_second_derivative, refuse
+from .._tools.pairs import distance_matrix
 from .._tools.precision import align, full_precision
 from .._tools.tiles import over_tiles, row_tiles
 from ._fused import BITS, run
@@ -75,9 +76,7 @@ def _by_tiles(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
     """Some rows at a time, which gradients compute again."""
 
     def part(rows: slice) -> Tensor:
-        mode = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(x[..., rows, :], y, compute_mode=mode)
-        return (1 + distances.square()).rsqrt() @ v
+        return (1 + distance_matrix(x[..., rows, :], y).square()).rsqrt() @ v
 
     tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device)
     images = list(over_tiles(part, tiles))

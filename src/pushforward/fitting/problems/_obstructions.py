@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._tools.checks import check_kind
+from ..._tools.pairs import distance_matrix
 from ...distances import wasserstein
 from ...measures import Measure, check_measures
 from ._tasks import FromPairs, Simulation, Task, check_usable, pushed
@@ -289,7 +290,7 @@ def _projected(x: Tensor, nu: Measure) -> Tensor:
     if nu.dim == 1:
         return along
     heavy = nu.atoms[nu.weights.argsort(descending=True)[:DIRECTIONS]]
-    return torch.cat([along, torch.cdist(heavy, x, compute_mode="donot_use_mm_for_euclid_dist")])
+    return torch.cat([along, distance_matrix(heavy, x)])
 
 
 def _unreachable(nu: Measure, sums: _Sums) -> float:

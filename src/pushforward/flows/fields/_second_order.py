@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import ops
 from ..._tools.checks import check_callable, check_kind
+from ..._tools.pairs import distance_matrix
 from ..._tools.precision import widen
 from ..._tools.types import Images, Queries
 from ...maps import Answer, Container, InContextMap, within
@@ -100,8 +101,7 @@ class CuckerSmale(Field):
 
         def moving(rows: Tensor) -> Tensor:
             position, velocity = halves(widen(rows))
-            distances = torch.cdist(position, y, compute_mode="donot_use_mm_for_euclid_dist")
-            pull = self.influence(distances) * weights
+            pull = self.influence(distance_matrix(position, y)) * weights
             # The integral of psi (w - v) is a product with all w, less its mass times v.
             force = pull @ w - pull.sum(-1, keepdim=True) * velocity
             return torch.cat([velocity.expand(force.shape), force], -1).to(x.dtype)
