@@ -65,6 +65,20 @@ def standard(dim, width=64, depth=4, heads=4):
     return pf.Residual(pf.Transformer(dim, depth=depth, heads=heads, width=width, block=block))
 
 
+def mixed(dim, width, depth, heads=4):
+    """A LayerNorm before each MLP and none before attention; each moves points by 1/depth of it.
+
+    Without LayerNorm, attention can have the scores of the target. With it, MLPs stay bounded, and
+    so the network grows at most linearly.
+    """
+    layers = [pf.Pointwise(torch.nn.Linear(dim, width), dim=dim, out_dim=width)]
+    for _ in range(depth):
+        layers.append(pf.Residual(pf.Attention(width, heads=heads), step=1 / depth))
+        layers.append(pf.PreNorm().wrap(pf.MLP(width, 4 * width), width, 1 / depth))
+    layers.append(pf.Pointwise(torch.nn.Linear(width, dim), dim=width, out_dim=dim))
+    return pf.Residual(pf.Compose(*layers))
+
+
 def rows():
     """What is trained: target, network, steps and optimiser by the name of the row."""
     usual, found = pf.fitting.Optimiser(), {}

@@ -25,7 +25,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
-from corollary import LAWS, OUT, PAGE, share, targets
+from corollary import LAWS, OUT, PAGE, mixed, share, targets
 from run import table, where
 
 import pushforward as pf
@@ -37,6 +37,7 @@ from pushforward.fitting import (
     Evaluation,
     Mixtures,
     OneOf,
+    Optimiser,
     Training,
     attack,
     evaluate,
@@ -46,9 +47,8 @@ HERE = Path(__file__).parent
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 MEASURES, EXACT = 32, 4
-STEPS = {"gpu": 10_000, "adversary": 12_000}
-WIDTH = {"gpu": 128, "adversary": 192}
-DEPTH, SEED = 6, 0
+STEPS = {"gpu": 6_000, "adversary": 10_000}
+WIDTH, DEPTH, SEED = 128, 6, 0
 EFFORT = Attack(doubled=True)
 
 
@@ -58,20 +58,16 @@ def rows():
     return [f"{kind}/{name}" for kind, names in kinds.items() for name in names]
 
 
-def plain(dim, width, depth):
-    """A transformer as in the theory: no LayerNorm, and a share 1/depth of each sub-layer."""
-    return pf.Residual(pf.Transformer(dim, depth=depth, heads=4, width=width, step=1 / depth))
-
-
 def trained(name, steps):
     """The network of a row, after all its steps, and the log."""
     kind, target = name.split("/")
     dim, flow = targets()[target]
     torch.manual_seed(SEED)
-    model = plain(dim, width=WIDTH[kind], depth=DEPTH)
+    model = mixed(dim, width=WIDTH, depth=DEPTH)
     hard = kind == "adversary"
     training = Training(
         batches=Batches(atoms=4096),
+        optimiser=Optimiser(lr=1e-3, matrix_lr=5e-3),
         adversary=Adversary(count=2048, atoms=4096) if hard else None,
         evaluation=Evaluation(every=250, sizes=(16, 128), measures=16),
         seed=SEED,
@@ -93,7 +89,7 @@ def run(name, steps=None):
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     result = OUT / name / "row.json"
     row = json.loads(result.read_text()) if result.exists() else {
-        "row": name, "target": target, "steps": steps, "width": WIDTH[kind], "depth": DEPTH,
+        "row": name, "target": target, "steps": steps, "width": WIDTH, "depth": DEPTH,
         "parameters": sum(p.numel() for p in model.parameters()), "log": log,
         "seconds": log[-1]["seconds"], "machine": f"{machine}. {where()}", "scores": {},
     }  # fmt: skip
