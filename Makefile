@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 KERNELS := .venv/.kernels
 
-.PHONY: run test lint quick bench docs readme clean
+.PHONY: run test lint quick bench bench-gpu docs readme clean
 
 run: $(READY)
 	@mkdir -p out
@@ -27,7 +27,12 @@ lint: $(READY)
 	@$(BIN)/mypy
 
 bench: $(READY)
+	@$(BIN)/python benchmarks/kernels.py
 	@$(BIN)/python benchmarks/run.py
+
+# Where PyTorch for CUDA and Triton are: `make bench-gpu PYTHON=python3`, without an environment.
+bench-gpu:
+	@PYTHONPATH=src $(PYTHON) benchmarks/kernels.py --device cuda
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 import pushforward as pf
-from pushforward import ops
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,31 +60,6 @@ def overhead():
         [name, f"{t * 1e6:.0f}", f"{o * 1e6:.0f}", f"{o / t:.2f}", f"{error:.0e}"]
         for name, (t, o) in rows.items()
     ]
-
-
-def reductions(n, d):
-    """All implementations, forward and with all gradients, float32, weights of their own."""
-    q, k, v = (torch.randn(n, d, requires_grad=True) for _ in range(3))
-    bias = torch.randn(n, requires_grad=True)
-    rows = []
-    for name in ("average", "log_integral"):
-        args = (q, k, v, bias) if name == "average" else (q, k, bias)
-        part = slice(0, 256)
-        exact = [t.detach().double() for t in args]
-        exact[0] = exact[0][part]
-        truth = getattr(ops, name)(*exact, impl="reference")
-        impls = [i for i in ops.runnable() if i != "reference" or n <= 8192]
-        calls = [lambda i=i: getattr(ops, name)(*args, impl=i) for i in impls]  # noqa: B023
-        grads = [lambda f=f: torch.autograd.grad(f().sum(), args) for f in calls]  # noqa: B023
-        with torch.no_grad():
-            results = [call()[part].double() for call in calls]
-            errors = [((got - truth).norm() / truth.norm()).item() for got in results]
-            times = seconds(*calls, repeats=5)
-        both = seconds(*grads, repeats=5)
-        for impl, forward, backward, error in zip(impls, times, both, errors, strict=True):
-            rows.append([name, impl, f"{n:,}", d, f"{forward * 1e3:.1f}", f"{backward * 1e3:.1f}",
-                         f"{n * n / forward / 1e9:.2f}", f"{error:.0e}"])  # fmt: skip
-    return rows
 
 
 def memory():
@@ -170,22 +144,14 @@ def main():
     results = {}
     for job in track([overhead, line_transport, memory], description="small"):
         results[job.__name__] = job()
-    sizes = [(n, d) for d in (2, 3, 16, 64) for n in (1024, 4096, 16384)]
-    results["reductions"] = [
-        row for n, d in track(sizes, description="reductions") for row in reductions(n, d)
-    ]
     page = PAGE.format(
         where=where(),
         overhead=table(
             ["", "by hand, us", "layer, us", "ratio", "difference"], results["overhead"]
         ),
-        reductions=table(
-            ["", "impl", "n = m", "d", "forward, ms", "with gradients, ms", "Gpairs/s", "error"],
-            results["reductions"],
-        ),
+        kernels_cpu=written("results/kernels_cpu.md"),
+        kernels_cuda=written("results/kernels_cuda.md"),
         memory=table(["", "2,048", "8,192", "32,768", "ratios"], results["memory"]),
-        gpu=written("gpu.txt"),
-        gpu_sinkhorn=written("gpu_sinkhorn.txt"),
         sinkhorn=written("sinkhorn.md"),
         stochastic=written("stochastic.md"),
         flows=written("flows.md"),
@@ -214,18 +180,17 @@ float32. The ratio should be below 1.5.
 
 {overhead}
 
-## The reductions
+## Kernels on a CPU
 
-In float32, with one head. "With gradients" is the forward and the backward pass, with gradients
-of queries, keys, values and weights. "streamed" uses PyTorch's operations, and "fused" loops
-compiled for this processor. Implementations are timed in turn. The error is relative to a
-computation in float64. The dense reference is left out above 8,192 points, where its matrices
-take gigabytes.
+Measured by `benchmarks/kernels.py`, in float32. "With gradients" is the forward and the backward
+pass, with gradients of queries, keys, values and weights. The error is relative to a computation
+in float64, and a time counts only if the error is small. "Ours / it" is our time over that of
+another, forward and with gradients, measured in the same run. Weights are a mask for PyTorch's
+`scaled_dot_product_attention` (SDPA), and then it has no gradient in them.
 
-<!-- chart: reductions -->
+![Times of others as multiples of ours](assets/kernels_cpu.png)
 
-{reductions}
-
+{kernels_cpu}
 ## Memory
 
 Peak resident memory in MB, in addition to what the process held before, of a forward and a
@@ -238,20 +203,16 @@ through the steps and with implicit gradients. The columns are numbers of points
 
 {memory}
 
-## On a GPU
+## Kernels on a GPU
 
-The output of `benchmarks/gpu.py` for `average` with weights. The streamed implementation is
-written in plain PyTorch. It saves memory, not time.
+The same by `benchmarks/kernels.py --device cuda`. SDPA of cuDNN and the flash kernels take no
+weights, so they do less. Memory is what is allocated on top of inputs, with gradients where these
+were timed. "Of the limit" compares the forward time with the time that its exponentials or matrix
+products take at the rates measured in the same run.
 
-```
-{gpu}```
+![Times of others as multiples of ours](assets/kernels_cuda.png)
 
-The output of `benchmarks/gpu_sinkhorn.py` for Sinkhorn relations and attention. With a
-tolerance, the kernel is stored if it takes at most 8 GiB.
-
-```
-{gpu_sinkhorn}```
-
+{kernels_cuda}
 ## Sinkhorn
 
 Couplings of two clouds in the unit cube, measured by `benchmarks/sinkhorn.py`. Solvers stop at

@@ -3,7 +3,8 @@
 Corollary 1 bounds the error over all measures. Small networks learn a softmax flow and a
 Cucker-Smale flow, and an attack looks for the measure on the box with the largest error. One of
 width, depth and effort changes at a time. The effort is how many atoms of a pool that climbs the
-error join each step, beside 512 random ones; 0 is training without an adversary.
+error join each step, beside 512 random ones; 0 is training without an adversary. Networks have a
+LayerNorm before each MLP, or before every layer.
 
     python benchmarks/supremum.py           # 40 minutes on two cores; finished rows are kept
     python benchmarks/supremum.py --quick   # a minute, to see that it works
@@ -21,6 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from corollary import mixed, standard
 from run import where
 
 import pushforward as pf
@@ -44,7 +46,8 @@ STYLE = HERE.parent / "examples" / "style.mplstyle"
 WIDTH, DEPTH, EFFORT = 32, 2, 256
 WIDTHS, DEPTHS, EFFORTS = (8, 16, 32, 64), (1, 2, 4), (0, 64, 256, 1024)
 TARGETS = {"softmax flow": 2, "Cucker-Smale": 4}
-KEYS = ("target", "width", "depth", "effort", "steps", "seed")
+KEYS = ("norm", "target", "width", "depth", "effort", "steps", "seed")
+NETWORKS = {"MLPs": mixed, "all": standard}
 
 
 def target(name):
@@ -67,8 +70,9 @@ def plan(quick, seeds):
     wanted += [(WIDTH, d, e) for d in depths for e in (0, EFFORT)]
     wanted += [(WIDTH, DEPTH, e) for e in efforts]
     return [
-        dict(zip(KEYS, (name, *setting, steps, seed), strict=True))
-        for seed in seeds
+        dict(zip(KEYS, (norm, name, *setting, steps, seed), strict=True))
+        for norm in NETWORKS
+        for seed in (seeds if norm == "MLPs" else seeds[:1])
         for setting in dict.fromkeys(wanted)
         for name in TARGETS
     ]
@@ -79,10 +83,7 @@ def row(setting, quick):
     torch.set_num_threads(1)
     dim, G = TARGETS[setting["target"]], target(setting["target"])
     torch.manual_seed(setting["seed"])
-    block = pf.Block(norm=pf.PreNorm())
-    network = pf.Transformer(
-        dim, depth=setting["depth"], width=setting["width"], heads=4, block=block
-    )
+    network = NETWORKS[setting["norm"]](dim, width=setting["width"], depth=setting["depth"])
     law = Mixtures(dim)
     effort = setting["effort"]
     training = Training(
@@ -94,7 +95,7 @@ def row(setting, quick):
     )
     begin = time.process_time()
     learned = pf.fit(
-        pf.Residual(network), target=G, law=OneOf(law, Box(dim)), steps=setting["steps"],
+        network, target=G, law=OneOf(law, Box(dim)), steps=setting["steps"],
         training=training,
     )  # fmt: skip
     seconds = time.process_time() - begin
@@ -124,7 +125,8 @@ def write(file, text):
 def averaged(rows, name, **fixed):
     """Means over the seeds of the errors, by what is not fixed; sorted."""
     free = next(k for k in ("width", "depth", "effort") if k not in fixed)
-    mine = [r for r in rows if r["target"] == name and all(r[k] == v for k, v in fixed.items())]
+    fixed |= {"norm": "MLPs", "target": name}
+    mine = [r for r in rows if all(r[k] == v for k, v in fixed.items())]
     table = []
     for value in sorted({r[free] for r in mine}):
         same = [r for r in mine if r[free] == value]
@@ -138,13 +140,13 @@ def markdown(results):
     lines = [
         results["about"],
         "",
-        "| target | width | depth | adversary, atoms a step | parameters | seeds | mean error | "
-        "worst draw | worst found | s |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| LayerNorm before | target | width | depth | adversary, atoms a step | parameters | "
+        "seeds | mean error | worst draw | worst found | s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    settings = sorted({tuple(r[k] for k in KEYS[:4]) for r in results["rows"]})
+    settings = sorted({tuple(r[k] for k in KEYS[:5]) for r in results["rows"]})
     for setting in settings:
-        same = [r for r in results["rows"] if tuple(r[k] for k in KEYS[:4]) == setting]
+        same = [r for r in results["rows"] if tuple(r[k] for k in KEYS[:5]) == setting]
         mean = lambda key, same=same: sum(r[key] for r in same) / len(same)
         cells = [f"{mean(k):.2%}" for k in ("mean", "worst draw", "worst found")]
         cells = [*map(str, setting), f"{same[0]['parameters']:,}", str(len(same)), *cells]

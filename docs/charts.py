@@ -90,23 +90,6 @@ def loglog(axes: Axes, sizes: list[int], **labels: str) -> None:
     axes.set_xticks([], minor=True)
 
 
-def reductions() -> Figure:
-    """Time against the number of points, by dimension and implementation."""
-    rows = json.loads((RESULTS / "results.json").read_text())["reductions"]
-    figure, axes = panels(3, sharey=True)
-    for ax, d in zip(axes, (2, 16, 64), strict=True):
-        for colour, impl in (("C1", "reference"), ("C0", "streamed")):
-            kept = [r for r in rows if r[0] == "average" and r[1] == impl and r[3] == d]
-            n = [number(r[2]) for r in kept]
-            ax.plot(n, [number(r[4]) for r in kept], "o-", color=colour, label=impl)
-            also = f"{impl}, with gradients"
-            ax.plot(n, [number(r[5]) for r in kept], "o--", color=colour, label=also)
-        loglog(ax, [1024, 4096, 16384], xlabel="queries and keys", title=f"average, d = {d}")
-    axes[0].set_ylabel("milliseconds")
-    axes[0].legend(fontsize=8)
-    return figure
-
-
 def memory() -> Figure:
     """Peak memory against the number of points, with that of one dense matrix."""
     rows = json.loads((RESULTS / "results.json").read_text())["memory"]
@@ -215,9 +198,6 @@ def verdicts() -> Figure:
 
 
 CHARTS = {
-    "reductions": (reductions, "Time of averages over keys, forward and with gradients. Streaming "
-        "pays off once the matrices of the dense reference no longer fit the cache. The reference "
-        "was not run at 16,384 points."),
     "memory": (memory, "Peak memory of a forward and a backward pass. It grows at most in "
         "proportion to the number of points. The dashed line is one dense matrix in float32."),
     "sinkhorn": (sinkhorn, "Seconds until the error that each title states. Solvers that missed "
