@@ -293,6 +293,38 @@ def small_layer():
     return make
 
 
+def training_step(low, high, count=16):
+    """A network of the benchmarks of Corollary 1 on measures of unequal sizes, and an encoder.
+
+    The encoder pads measures to one size and masks the rest. Gradients are those of parameters.
+    """
+
+    def make(device):
+        from corollary import standard
+        from training import Encoder
+
+        sizes = (low * (high / low) ** torch.rand(count)).round().int().tolist()
+        clouds = [pf.Measure(torch.randn(n, 4, device=device)) for n in sizes]
+        mu = pf.Measure.stack(clouds)
+        model, encoder = standard(4).to(device), Encoder(4).to(device)
+        wide = standard(4).to(device, torch.float64)
+        wide.load_state_dict(model.state_dict())
+        real = mu.log_weights > -torch.inf
+        with torch.no_grad():
+            exact = wide.push(mu.to(torch.float64)).atoms[real]
+        return {
+            "ours": Call(
+                lambda: model.push(mu).atoms[real], tuple(model.parameters()),
+                lambda out: relative(out, exact),
+            ),
+            "padded nn.TransformerEncoder": Call(
+                lambda: encoder(mu.atoms, real)[real], tuple(encoder.parameters())
+            ),
+        }  # fmt: skip
+
+    return make
+
+
 def tiny(count, n):
     """Many small matrices, doubly stochastic to 1e-6."""
 
@@ -349,6 +381,10 @@ def rows(device):
         Row("stochastic/4", "100,000 matrices 4 x 4, doubly stochastic", tiny(100_000, 4), 1e-5),
         Row("stochastic/32", "100,000 matrices 32 x 32", tiny(100_000, 32), 1e-5),
         Row("layer", "a layer on 64 atoms", small_layer(), 1e-5),
+        Row("training/128", "16 measures of 16 to 128 atoms, 4 blocks",
+            training_step(16, 128), 1e-5),
+        Row("training/4096", "16 measures of 16 to 4,096 atoms, 4 blocks",
+            training_step(16, 4096), 1e-5),
     ]  # fmt: skip
     return found
 
