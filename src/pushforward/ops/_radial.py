@@ -49,10 +49,10 @@ def decaying_sum(
 ) -> Float[Tensor, "*b m e"]:
     r"""The sums $\sum_jv_j\,(1+|x_i-y_j|^2)^{-p}$, in linear memory.
 
-    Many pairs are summed by code for the device: on a CPU with the extra `fast`, from $2^{20}$
-    pairs on, by compiled loops for $p=1/2$ and $p=1$; on an NVIDIA GPU, from $2^{22}$ pairs on, by
-    kernels for all $p$, if numbers are not float64, points have at most four coordinates and
-    values at most eight. Then there is no second derivative. Anything else goes by tiles of rows.
+    More than $2^{20}$ pairs on a CPU are summed in compiled loops, if there is the extra `fast`
+    and $p$ is $1/2$ or $1$. More than $2^{22}$ on an NVIDIA GPU are summed by a kernel, for every
+    $p$, if points have at most four coordinates, values at most eight and neither is float64.
+    Everything else goes by tiles of rows in PyTorch. There is no second derivative.
 
     Args:
         x: a point for each sum.
@@ -119,7 +119,7 @@ def _by_tiles(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     def part(rows: slice) -> Tensor:
         return _decay(distance_matrix(x[..., rows, :], y), power) @ v
 
-    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device)
+    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device) or [slice(0, 0)]
     images = list(over_tiles(part, tiles))
     return images[0] if len(images) == 1 else torch.cat(images, -2)
 

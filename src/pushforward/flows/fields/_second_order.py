@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ..._tools.checks import check_callable, check_finite, check_kind, check_number
+from ..._tools.checks import check_callable, check_finite, check_floating, check_kind, check_number
 from ..._tools.pairs import distance_matrix
 from ..._tools.precision import widen
 from ..._tools.types import Images, Queries
@@ -74,8 +74,8 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 class Decay:
     r"""The influence $\psi(r)=\kappa(1+r^2)^{-p}$ of a distance $r$.
 
-    `CuckerSmale` sums it over all pairs by `ops.decaying_sum`, in linear memory and by the fast
-    code for the device, which a function of one's own has not.
+    `CuckerSmale` knows its formula and uses `ops.decaying_sum`, which for many atoms is far faster
+    than calling a function of all distances.
 
     Args:
         power: $p>0$. Up to $1/2$ every flock stays together.
@@ -96,6 +96,7 @@ class Decay:
 
     def __call__(self, r: Tensor) -> Tensor:
         """The influence at distances `r`."""
+        check_floating("r", r, "(...)", 0)
         return self.strength * (1 + r.square()) ** -self.power
 
 
