@@ -277,6 +277,7 @@ def test_decaying_sums_far_from_the_origin():
 
 
 def test_the_operator_of_decaying_sums_is_registered_right():
+    from pushforward.ops import kernels
     from pushforward.ops.kernels import _operators as operators
 
     x, y, v = (t[None, None].requires_grad_() for t in decaying(5, 9, 2, 2))
@@ -288,6 +289,8 @@ def test_the_operator_of_decaying_sums_is_registered_right():
     expected = decayed(_radial._by_tiles, [x, y, v], 1.0, torch.float64)[3]
     upstream = torch.linspace(-1, 2, only_v.numel()).sin().view_as(only_v)
     assert (torch.autograd.grad(only_v, v, upstream)[0] - expected).abs().max() < 1e-6
+    compiled = torch.compile(kernels.decaying_sum, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, y, v, 1.0), only_v)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")

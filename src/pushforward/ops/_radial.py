@@ -76,16 +76,11 @@ def decaying_sum(
         raise ValueError(
             f"`y` and `v` must have a row per term, got {y.shape[-2]} and {v.shape[-2]} rows."
         )
-    check_power("power", power)
+    check_number("power", power)
+    check_finite("power", power)
     x, y, v = align(x, y, v)
     with full_precision(x):
         return _implementation(x, y, v, power)(x, y, v, float(power))
-
-
-def check_power(name: str, power: float) -> None:
-    """Raise unless a power makes terms decay."""
-    check_number(name, power)
-    check_finite(name, power)
 
 
 def _implementation(
