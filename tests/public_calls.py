@@ -234,7 +234,7 @@ RELATIONS = {
         },
     ),
     "runnable": (ops.runnable, {"device": "cpu", "dtype": torch.float64}),
-    "decaying_sum": (ops.decaying_sum, {"x": X, "y": X, "v": X}),
+    "decaying_sum": (ops.decaying_sum, {"x": X, "y": X, "v": X, "power": 1.0}),
     "heatmap": (pictures.heatmap, {"relation": ONCE}),
     "graph": (pictures.graph, {"relation": ONCE, "least": 0.1}),
     "transported": (pictures.transported, {"relation": ONCE, "mu": MU, "nu": NU}),

@@ -104,6 +104,8 @@ FLOWS = {
     "Kuramoto": (pf.fields.Kuramoto, {"coupling": 1.0, "dim": 2, "frequencies": True}),
     "SecondOrder": (pf.fields.SecondOrder, {"force": FIELD}),
     "CuckerSmale": (pf.fields.CuckerSmale, {"influence": torch.exp}),
+    "Decay": (pf.fields.Decay, {"power": 1.0, "strength": 3.0}),
+    "Decay.__call__": (pf.fields.Decay(), {"r": X}),
     "Sum": (lambda fields: pf.fields.Sum(fields, FIELD), {"fields": GAMMA}),
     "Tangent": (pf.fields.Tangent, {"field": GAMMA, "manifold": pf.Sphere()}),
     "Layers": (pf.fields.Layers, {"layers": [GAMMA, GAMMA], "t1": 1.0}),

@@ -279,3 +279,34 @@ def test_retraction_keeps_its_bits():
 
 def test_the_retraction_of_the_origin_is_nan():
     assert pf.Sphere().retract(torch.zeros(1, 2)).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "n, power, strength", [(9, 0.8, -2.0), (1030, 0.5, 1.0), (1030, 1.0, 3.0)], ids=str
+)
+def test_a_decay_is_the_function_it_says(n, power, strength, dtype):
+    """The field and its gradients, up to the rounding of sums over n atoms; 1030^2 is many."""
+    mu, x = measure(n, 4).to(dtype), torch.randn(n, 4, dtype=dtype)
+
+    def results(influence):
+        atoms, queries = mu.atoms.clone().requires_grad_(), x.clone().requires_grad_()
+        out = pf.fields.CuckerSmale(influence)(mu.moved(atoms), queries)
+        return out, *torch.autograd.grad(out.square().sum(), (atoms, queries))
+
+    found = results(pf.fields.Decay(power, strength))
+    written = results(lambda r: strength / (1 + r.square()) ** power)
+    for f, w in zip(found, written, strict=True):
+        assert (f - w).norm() < (4 + n**0.5) * torch.finfo(dtype).eps * w.norm()
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.4, 1.0])
+def test_flocks_of_a_configuration(exponent):
+    """Also those whose influence does not decay, with exponent 0."""
+    from pushforward._command.configuring import _fields as schema, field_of
+
+    choice = schema.CuckerSmale(kind="CuckerSmale", strength=2.0, exponent=exponent)
+    field = field_of(choice, 4, torch.float64)
+    mu = measure(5, 4)
+    expected = pf.fields.CuckerSmale(lambda r: 2 * (1 + r.square()) ** -exponent)
+    assert worst(field(mu, mu.atoms), expected(mu, mu.atoms)) < 1e-14

@@ -150,21 +150,23 @@ def test_a_thousand_tiny_problems_and_none():
 
 
 @fused
-def test_decaying_sums():
+@pytest.mark.parametrize("power", [0.5, 1])
+def test_decaying_sums(power):
     """Compiled loops against tiles in float64; terms of either sign cancel like a random walk."""
     x, y, v = torch.randn(2, 300, 3), torch.randn(2, 2100, 3), torch.randn(2, 2100, 4)
     upstream = torch.randn(2, 300, 4)
 
     def results(f, dtype):
         tensors = [t.to(dtype).requires_grad_() for t in (x, y, v)]
-        out = f(*tensors)
+        out = f(*tensors, power=power)
         return out, *torch.autograd.grad(out, tensors, upstream.to(dtype))
 
     exact = results(_radial._by_tiles, torch.float64)
     for dtype in (torch.float64, torch.float32):
         for a, e in zip(results(ops.decaying_sum, dtype), exact, strict=True):
             assert (a - e).norm() < 2100**0.5 * torch.finfo(dtype).eps * e.norm()
-    opcheck(_radial.radial_sum, [t[:1, :9].clone().requires_grad_() for t in (x, y, v)])
+    few = [t[:1, :9].clone().requires_grad_() for t in (x, y, v)]
+    opcheck(_radial.radial_sum, (*few, float(power)))
 
 
 class TestWithout:

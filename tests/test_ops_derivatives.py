@@ -56,3 +56,15 @@ def test_fast_reductions_under_torch_func(name, impl):
     ):
         with pytest.raises(NotImplementedError, match="no derivative under `torch.func`"):
             transform()
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.3])
+def test_decaying_sums_and_their_derivatives(power):
+    """Against the formula, with a leading axis that is broadcast; sums of nothing are empty."""
+    x, y, v = (torch.randn(s).requires_grad_() for s in ((2, 3, 2), (4, 2), (4, 3)))
+    sums = lambda x, y, v: ops.decaying_sum(x, y, v, power=power)
+    square = (x[:, :, None] - y).square().sum(-1)
+    exact = ((1 + square) ** -power) @ v
+    assert (sums(x, y, v) - exact).abs().max() < 1e-14
+    assert torch.autograd.gradcheck(sums, (x, y, v))
+    assert sums(x[:, :0], y, v).shape == (2, 0, 3)

@@ -31,6 +31,7 @@ SETS = {
     ),
     "linear": pf.fields.Linear(I[:2, :2], -I[:2, :2]),
     "oscillators": pf.fields.Kuramoto(2.0, frequencies=True),
+    "flock": pf.fields.CuckerSmale(pf.fields.Decay(power=0.7, strength=3.0)),
 }
 """In-context maps, each with something that is no default."""
 

@@ -93,6 +93,8 @@ ACCEPTED: dict[str, dict[str, list[str]]] = {
     "Flow": {"t0": SIGNED, "t1": SIGNED},
     "gaussian": {"t0": SIGNED, "t1": SIGNED},
     "Kuramoto": {"coupling": SIGNED},
+    "Decay": {"strength": SIGNED},
+    "Decay.__call__": {"r": ["an empty tensor", "a tensor without axes"]},  # of any shape
     "at_time": {"t": SIGNED},
     "depth_study": {"t1": SIGNED},
     "token_study": {"t1": SIGNED},
@@ -174,6 +176,7 @@ UNREAD: dict[str, list[str]] = {
     "log_integral": ["q", "k", "bias"],
     "average": ["q", "k", "v", "bias"],
     "decaying_sum": ["x", "y", "v"],
+    "Decay.__call__": ["r"],
 }
 """By callable, arguments whose values are not read, since that would wait for the device. What is
 returned is then NaN."""

@@ -1,7 +1,8 @@
 r"""A sum over all pairs whose factor decays slowly with the distance.
 
-It is the interaction of Cucker and Smale, $\psi(s)=(1+s)^{-1/2}$ of squared distances $s$. Both
-gradients have the form of the sum itself, with the two sides exchanged, or of one more:
+It is the interaction of Cucker and Smale, $\psi(s)=(1+s)^{-p}$ of squared distances $s$, with
+$\psi'(s)=-p(1+s)^{-p-1}$. Both gradients have the form of the sum itself, with the two sides
+exchanged, or of one more:
 
 $$v'_j=\sum_i\psi(|x_i-y_j|^2)\,o'_i,\qquad
   x'_i=\sum_j2\psi'(|x_i-y_j|^2)\,\langle o'_i,v_j\rangle\,(x_i-y_j),$$
@@ -9,6 +10,7 @@ $$v'_j=\sum_i\psi(|x_i-y_j|^2)\,o'_i,\qquad
 and $y'$ is $x'$ with the sides exchanged.
 """
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,34 +19,53 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from .._tools.checks import check_broadcast, check_floating, check_same, check_widths
+from .._tools.checks import (
+    check_broadcast,
+    check_finite,
+    check_floating,
+    check_number,
+    check_same,
+    check_widths,
+)
 from .._tools.once import no_second_derivative, refuse
 from .._tools.pairs import distance_matrix
 from .._tools.precision import align, full_precision
 from .._tools.tiles import over_tiles, row_tiles
 from ._fused import BITS, run
 from ._operators import fold
-from ._reductions import SMALL, fused_runs
+from ._reductions import SMALL, fused_runs, kernels_run
 from .compiled import machine, radial, radial_gradient as gradient_loop
+
+LOOPS = (0.5, 1.0)
+"""The powers that compiled loops have; any other would need a logarithm for each pair."""
 
 
 def decaying_sum(
-    x: Float[Tensor, "*#b m d"], y: Float[Tensor, "*#b n d"], v: Float[Tensor, "*#b n e"]
+    x: Float[Tensor, "*#b m d"],
+    y: Float[Tensor, "*#b n d"],
+    v: Float[Tensor, "*#b n e"],
+    *,
+    power: float = 0.5,
 ) -> Float[Tensor, "*b m e"]:
-    r"""The sums $\sum_jv_j\,(1+|x_i-y_j|^2)^{-1/2}$, in linear memory.
+    r"""The sums $\sum_jv_j\,(1+|x_i-y_j|^2)^{-p}$, in linear memory.
 
-    On a CPU with the extra `fast`, more than $2^{20}$ pairs are summed in compiled loops. Then
-    there is no second derivative.
+    More than $2^{20}$ pairs on a CPU are summed in compiled loops, if there is the extra `fast`
+    and $p$ is $1/2$ or $1$. More than $2^{22}$ on an NVIDIA GPU are summed by a kernel, for every
+    $p$, if points have at most four coordinates, values at most eight and neither is float64.
+    Everything else goes by tiles of rows in PyTorch. There is no second derivative.
 
     Args:
         x: a point for each sum.
         y: a point for each term.
         v: a vector for each term.
+        power: $p>0$.
 
     Examples:
         >>> x, y = torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, 0.0]])
         >>> pf.ops.decaying_sum(x, y, torch.ones(2, 1))
         tensor([[1.7071]])
+        >>> pf.ops.decaying_sum(x, y, torch.ones(2, 1), power=2.0)
+        tensor([[1.2500]])
     """
     for name, tensor in (("x", x), ("y", y), ("v", v)):
         check_floating(name, tensor, "(..., n, k)", 2)
@@ -55,14 +76,29 @@ def decaying_sum(
         raise ValueError(
             f"`y` and `v` must have a row per term, got {y.shape[-2]} and {v.shape[-2]} rows."
         )
+    check_number("power", power)
+    check_finite("power", power)
     x, y, v = align(x, y, v)
-    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
-    many = prod(batch) * x.shape[-2] * y.shape[-2] > SMALL["cpu"]
     with full_precision(x):
-        if many and x.device.type == "cpu" and _plain(x, y, v) and fused_runs():
-            batch, (x, y, v), _ = fold((x, y, v), None)
-            return radial_sum(x, y, v).reshape(*batch, x.shape[-2], v.shape[-1])
-        return _by_tiles(x, y, v)
+        return _implementation(x, y, v, power)(x, y, v, float(power))
+
+
+def _implementation(
+    x: Tensor, y: Tensor, v: Tensor, power: float
+) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
+    """Tiles for few pairs; for many, what is compiled for the device, where there is something."""
+    kind, batch = x.device.type, torch.broadcast_shapes(*(t.shape[:-2] for t in (x, y, v)))
+    few = SMALL["cpu" if kind == "cpu" else "cuda"]
+    if prod(batch) * x.shape[-2] * y.shape[-2] <= few or not _plain(x, y, v):
+        return _by_tiles
+    if kind == "cpu" and power in LOOPS and fused_runs():
+        return _by_loops
+    if kind == "cuda" and kernels_run():
+        from . import kernels
+
+        if kernels.has_radial(x, v):
+            return kernels.decaying_sum
+    return _by_tiles
 
 
 def _plain(*tensors: Tensor) -> bool:
@@ -72,58 +108,72 @@ def _plain(*tensors: Tensor) -> bool:
     return all(unpack_dual(t).tangent is None for t in tensors)
 
 
-def _by_tiles(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+def _by_tiles(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     """Some rows at a time, which gradients compute again."""
 
     def part(rows: slice) -> Tensor:
-        return (1 + distance_matrix(x[..., rows, :], y).square()).rsqrt() @ v
+        return _decay(distance_matrix(x[..., rows, :], y), power) @ v
 
-    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device)
+    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device) or [slice(0, 0)]
     images = list(over_tiles(part, tiles))
     return images[0] if len(images) == 1 else torch.cat(images, -2)
 
 
+def _decay(r: Tensor, power: float) -> Tensor:
+    r"""$(1+r^2)^{-p}$ of distances."""
+    square = 1 + r.square()
+    return square.rsqrt() if power == 0.5 else square.pow(-power)
+
+
+def _by_loops(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
+    """Loops compiled for this processor."""
+    batch, (x, y, v), _ = fold((x, y, v), None)
+    return radial_sum(x, y, v, power).reshape(*batch, x.shape[-2], v.shape[-1])
+
+
 @torch.library.custom_op("pushforward::radial_sum", mutates_args=(), device_types="cpu")
-def radial_sum(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+def radial_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     """The sums, with a batch axis."""
     b, (m, d), (n, e) = len(x), x.shape[1:], v.shape[1:]
     out = x.new_empty(b, m, e)
     arrays = [*(t.contiguous() for t in (x, y, v)), out]
-    run(radial(BITS[x.dtype], machine(), d, e), (b, m, n), arrays)
+    run(radial(BITS[x.dtype], machine(), d, e, power), (b, m, n), arrays)
     return out
 
 
 @radial_sum.register_fake
-def _(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+def _(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     return x.new_empty(*x.shape[:2], v.shape[-1])
 
 
 @torch.library.custom_op("pushforward::radial_gradient", mutates_args=(), device_types="cpu")
-def radial_gradient(x: Tensor, y: Tensor, upstream: Tensor, v: Tensor) -> Tensor:
+def radial_gradient(x: Tensor, y: Tensor, upstream: Tensor, v: Tensor, power: float) -> Tensor:
     """The gradient in the points of the sums."""
     (b, m, d), (n, e) = x.shape, v.shape[1:]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     arrays = [*(t.contiguous() for t in (x, y, upstream, v)), out]
-    run(gradient_loop(BITS[x.dtype], machine(), d, e), (b, m, n), arrays)
+    run(gradient_loop(BITS[x.dtype], machine(), d, e, power), (b, m, n), arrays)
     return out
 
 
 @radial_gradient.register_fake
-def _(x: Tensor, y: Tensor, upstream: Tensor, v: Tensor) -> Tensor:
+def _(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.power = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, y, v = ctx.saved_tensors
-    want_x, want_y, want_v = ctx.needs_input_grad
+    want_x, want_y, want_v, _ = ctx.needs_input_grad
     return (
-        radial_gradient(x, y, grad, v) if want_x else None,
-        radial_gradient(y, x, v, grad) if want_y else None,
-        radial_sum(y, x, grad) if want_v else None,
+        radial_gradient(x, y, grad, v, ctx.power) if want_x else None,
+        radial_gradient(y, x, v, grad, ctx.power) if want_y else None,
+        radial_sum(y, x, grad, ctx.power) if want_v else None,
+        None,
     )
 
 

@@ -166,6 +166,13 @@ def _compiles() -> bool:
     return available()
 
 
+def kernels_run() -> bool:
+    """Whether there are kernels for GPUs, and nothing of `torch.func` is under way."""
+    if torch.compiler.is_compiling():
+        return _kernels_run()
+    return torch._C._functorch.peek_interpreter_stack() is None and _kernels_run()
+
+
 @cache
 def _has_triton() -> bool:
     """Whether there are kernels for GPUs; ROCm, whose Triton was never tried, streams."""

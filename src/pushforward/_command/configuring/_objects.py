@@ -47,8 +47,10 @@ def field_of(choice: Any, dim: int, dtype: torch.dtype) -> InContextMap:
         case schema.CuckerSmale():
             if dim % 2:
                 raise ValueError(f"tokens are (x, v), of even dimension, got points in R^{dim}.")
-            strength, exponent = choice.strength, choice.exponent
-            return fields.CuckerSmale(lambda r: strength * (1 + r.square()) ** -exponent)
+            strength = choice.strength
+            if choice.exponent == 0:
+                return fields.CuckerSmale(lambda r: torch.full_like(r, strength))
+            return fields.CuckerSmale(fields.Decay(choice.exponent, strength))
     return fields.Sum(*(field_of(part, dim, dtype) for part in choice.fields))
 
 

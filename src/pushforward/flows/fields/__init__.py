@@ -21,16 +21,16 @@ from ._field import (
 )
 from ._interactions import Kuramoto, Linear, Pairwise, by_rows
 from ._manifolds import Euclidean, Manifold, Sphere, Torus, projection_lipschitz
-from ._second_order import CuckerSmale, SecondOrder, halves
+from ._second_order import CuckerSmale, Decay, SecondOrder, halves
 
 __all__ = [
-    "CuckerSmale", "Euclidean", "Field", "Kuramoto", "Layers", "Linear", "Manifold", "Pairwise",
-    "SecondOrder", "SelfAttention", "Sphere", "Sum", "Tangent", "TimeDependent", "Torus",
-    "at_time", "by_rows", "halves", "is_second_order", "manifold_of", "of_transformer",
+    "CuckerSmale", "Decay", "Euclidean", "Field", "Kuramoto", "Layers", "Linear", "Manifold",
+    "Pairwise", "SecondOrder", "SelfAttention", "Sphere", "Sum", "Tangent", "TimeDependent",
+    "Torus", "at_time", "by_rows", "halves", "is_second_order", "manifold_of", "of_transformer",
     "projection_lipschitz", "summands",
 ]  # fmt: skip
 
-for _cls in (Euclidean, Linear, Sphere, Torus):
+for _cls in (CuckerSmale, Decay, Euclidean, Linear, Sphere, Torus):
     storable(_cls)
 storable(SelfAttention, arguments=lambda field: {"mask": Causal() if field.causal else None})
 storable(Kuramoto, arguments=lambda field: {"dim": field.manifold.axes})

@@ -1,4 +1,7 @@
-r"""The loops of sums that decay with the distance, with $\psi(s)=(1+s)^{-1/2}$ of its square."""
+r"""The loops of sums that decay with the distance: $\psi(s)=(1+s)^{-p}$ of its square.
+
+The power $p$ is 1/2, a root and a division, or 1, a division.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from ._vectors import Compiled, Machine, Value
 
 
 @cache
-def radial(bits: int, machine: Machine, d: int, e: int) -> Compiled:
-    r"""Sums $o_i=\sum_j\psi(|x_i-y_j|^2)\,v_j$ with $\psi(s)=(1+s)^{-1/2}$."""
+def radial(bits: int, machine: Machine, d: int, e: int, power: float) -> Compiled:
+    r"""Sums $o_i=\sum_j\psi(|x_i-y_j|^2)\,v_j$ with $\psi(s)=(1+s)^{-p}$."""
     s = Sweep(bits, machine)
     x, y, v, out = s.pointers(4)
     points, factors, sums = (s.scratch(i) for i in (d, BLOCK, e))
@@ -22,7 +25,7 @@ def radial(bits: int, machine: Machine, d: int, e: int) -> Compiled:
         with s.loop(0, s.columns, BLOCK) as j0:
             count = s.smaller(s.columns - j0, s.number(BLOCK))
             with s.loop(0, count) as j:
-                _, near = _decay(s, points, s.at(others, (j0 + j) * d), d)
+                _, near = _decay(s, points, s.at(others, (j0 + j) * d), d, power)
                 s.store(near, factors, j)
             s.gather(factors, s.at(values, j0 * e), e, count, sums)
         s.turn_back(sums, e, s.at(out, b * s.rows * e), row0)
@@ -30,7 +33,7 @@ def radial(bits: int, machine: Machine, d: int, e: int) -> Compiled:
 
 
 @cache
-def radial_gradient(bits: int, machine: Machine, d: int, e: int) -> Compiled:
+def radial_gradient(bits: int, machine: Machine, d: int, e: int, power: float) -> Compiled:
     r"""Gradients $x'_i=2\sum_j\psi'(|x_i-y_j|^2)\,\langle o'_i,v_j\rangle\,(x_i-y_j)$."""
     s = Sweep(bits, machine)
     x, y, upstream, v, out = s.pointers(5)
@@ -49,7 +52,7 @@ def radial_gradient(bits: int, machine: Machine, d: int, e: int) -> Compiled:
             s.clear(part, d)
             with s.loop(0, count) as j:
                 place = s.at(others, (j0 + j) * d)
-                square, near = _decay(s, points, place, d)
+                square, near = _decay(s, points, place, d, power)
                 slope = [n / q * f for n, q, f in zip(near, square, s.load(inner, j), strict=True)]
 
                 def add(c: Value) -> None:
@@ -60,7 +63,7 @@ def radial_gradient(bits: int, machine: Machine, d: int, e: int) -> Compiled:
                 s.repeat(d, add)
             with s.loop(0, s.number(d)) as c:
                 pairs = zip(s.load(sums, c), s.load(part, c), strict=True)
-                s.store([total - more for total, more in pairs], sums, c)
+                s.store([total - more * (2 * power) for total, more in pairs], sums, c)
         s.turn_back(sums, d, s.at(out, first * d), row0)
     return s.compiled()
 
@@ -71,8 +74,8 @@ def _apart(s: Sweep, points: Value, other: Value, c: Value) -> Tile:
     return [p - coordinate for p in s.load(points, c)]
 
 
-def _decay(s: Sweep, points: Value, other: Value, d: int) -> tuple[Tile, Tile]:
-    """One plus squared distances, and the inverse roots of it."""
+def _decay(s: Sweep, points: Value, other: Value, d: int, power: float) -> tuple[Tile, Tile]:
+    """One plus squared distances, and the inverse of it or of its root."""
     squares = s.variables(1.0)
 
     def add(c: Value) -> None:
@@ -81,4 +84,5 @@ def _decay(s: Sweep, points: Value, other: Value, d: int) -> tuple[Tile, Tile]:
 
     s.repeat(d, add)
     one = s.constant(1.0, "vec")
-    return values_of(squares), [one / s.root(q) for q in values_of(squares)]
+    root = s.root if power == 0.5 else lambda q: q
+    return values_of(squares), [one / root(q) for q in values_of(squares)]

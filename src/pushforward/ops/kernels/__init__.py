@@ -1,4 +1,4 @@
-"""The two reductions as Triton kernels, for NVIDIA GPUs, forward and backward.
+"""The reductions, and decaying sums, as Triton kernels for NVIDIA GPUs, forward and backward.
 
 Narrow points (at most four coordinates) run on the ordinary arithmetic units, wide ones on tensor
 cores. Inputs in float32 are accurate to float32: numbers are split into halves where tensor cores
@@ -15,7 +15,8 @@ from torch import Tensor
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
 from .._operators import Times, named_errors
-from ._operators import WHAT, reduce
+from ._operators import WHAT, radial, reduce
+from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
 """The largest width of points and of values."""
@@ -36,6 +37,19 @@ def average(
     """Averages and the sums that divide them, in one pass over the keys."""
     out, _ = _reduced(q, k, v, bias, scale, times, guard)
     return out
+
+
+def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
+    r"""The sums $\sum_jv_j(1+|x_i-y_j|^2)^{-p}$ in float32."""
+    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
+    out = radial(*(_folded(t, batch) for t in (x, y, v)), float(power))
+    return out.reshape(*batch, *out.shape[-2:])
+
+
+def has_radial(x: Tensor, v: Tensor) -> bool:
+    """Whether kernels for decaying sums take points and values of these widths and dtypes."""
+    fits = x.shape[-1] <= NARROW and v.shape[-1] <= RADIAL_WIDTH
+    return fits and x.dtype == v.dtype == torch.float32
 
 
 def _reduced(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
-from . import _narrow as narrow, _wide as wide, _wide_backward as wide_backward
+from . import _narrow as narrow, _radial as radial, _wide as wide, _wide_backward as wide_backward
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
-from ._tiles import NARROW, Tile, tile_of
+from ._tiles import GROUP, NARROW, Tile, radial_tile, tile_of
 
 
 class Reduced(NamedTuple):
@@ -131,6 +131,65 @@ def backward(
         )  # fmt: skip
         grads[1:] = [_summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
+
+
+MOST_FACTORS = 8
+"""Up to this many roots are multiplied. The rest of a large power is an exponential."""
+
+
+class Power(NamedTuple):
+    """A power as factors of the inverse root, and the rest as an exponential."""
+
+    halves: int
+    rest: float
+
+    @staticmethod
+    def of(power: float) -> Power:
+        """As many factors as there are in it; so little is left, and its rounding is small."""
+        halves = min(int(2 * power), MOST_FACTORS)
+        return Power(halves, power - halves / 2)
+
+    def options(self) -> dict[str, Any]:
+        """The power as arguments of a kernel."""
+        return dict(HALVES=self.halves, WHOLE=self.rest == 0)
+
+
+def radial_sums(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
+    """The sums for points of shape `(b, h, n, k)`."""
+    (*batch, m, d), n, e = x.shape, y.shape[-2], v.shape[-1]
+    tile, problems, p = radial_tile("sums", e), prod(batch), Power.of(power)
+    programs = -(-m // tile.rows) * problems
+    parts = _parts(x, programs, n, GROUP * tile.columns)
+    out = _made(parts, (*batch, m, e), x.dtype, x.device)
+    if out.numel():
+        points = (x, *_columns(m * n, y, v))
+        radial.sums[programs, parts](
+            *points, out, m, n, x.shape[1], p.rest, *map(strides, points), D=d, E=e,
+            BM=tile.rows, BN=tile.columns, GROUP=GROUP, num_warps=tile.warps, **p.options(),
+        )  # fmt: skip
+    return _summed(out, parts, x.dtype)
+
+
+def radial_gradient(
+    x: Tensor, u: Tensor, y: Tensor, v: Tensor, power: float, *, with_sums: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient in points `x` with upstream gradient, or value, `u`; and sums of `v`."""
+    (*batch, m, d), n, e = x.shape, y.shape[-2], v.shape[-1]
+    tile = radial_tile("both" if with_sums else "gradient", e)
+    problems, p = prod(batch), Power.of(power)
+    programs = -(-m // tile.rows) * problems
+    parts = _parts(x, programs, n, GROUP * tile.columns)
+    dx, out = (
+        _made(parts, (*batch, m, width), x.dtype, x.device) for width in (d, e if with_sums else 0)
+    )
+    if dx.numel() + out.numel():
+        points = (x, u, *_columns(m * n, y, v))
+        radial.gradient[programs, parts](
+            *points, dx, out, m, n, x.shape[1], p.rest, -2.0 * power, *map(strides, points),
+            D=d, E=e, BM=tile.rows, BN=tile.columns, GROUP=GROUP, num_warps=tile.warps,
+            SUMS=with_sums, **p.options(),
+        )  # fmt: skip
+    return _summed(dx, parts, x.dtype), _summed(out, parts, x.dtype)
 
 
 def _columns(pairs: int, *points: Tensor) -> list[Tensor]:

@@ -17,34 +17,12 @@ from ._parts import (
     hidden,
     numbers,
     placed,
+    plus_dot,
+    plus_weighted,
     problem,
     share,
+    zeros,
 )
-
-
-@triton.jit
-def _zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    sums = ()
-    for _ in tl.static_range(COUNT):
-        sums = sums + (tl.zeros([ROWS, COLUMNS], tl.float32),)
-    return sums
-
-
-@triton.jit
-def _plus_dot(t, points, others, WIDTH: tl.constexpr):
-    """`t` plus the dot products of points, along rows, and other points, along columns."""
-    for d in tl.static_range(WIDTH):
-        t = t + points[d][:, None] * others[d][None, :]
-    return t
-
-
-@triton.jit
-def _plus_weighted(sums, p, others, WIDTH: tl.constexpr):
-    """Sums of the coordinates of the points along columns, with weights `p`."""
-    new = ()
-    for e in tl.static_range(WIDTH):
-        new = new + (sums[e] + p * others[e][None, :],)
-    return new
 
 
 @triton.jit
@@ -67,7 +45,7 @@ def _forward_step(
     for g in tl.static_range(GROUP):
         j = j0 + g * BN
         bias = numbers(b, j, last, sb[2], -float("inf"), BN, MASKED) * LOG2E - shift
-        t = _plus_dot(bias[None, :], points, coordinates(k, j, last, sk, 1.0, D, BN, MASKED), D)
+        t = plus_dot(bias[None, :], points, coordinates(k, j, last, sk, 1.0, D, BN, MASKED), D)
         if TIMED:
             t = hidden(t, seen[:, None], numbers(told, j, last, 1, LATEST, BN, MASKED)[None, :])
         scores = scores + (t,)
@@ -86,7 +64,7 @@ def _forward_step(
         s += p
         if E > 0:
             values = coordinates(v, j0 + g * BN, last, sv, 1.0, E, BN, MASKED)
-            sums = _plus_weighted(sums, p, values, E)
+            sums = plus_weighted(sums, p, values, E)
     return m, s, sums
 
 
@@ -123,7 +101,7 @@ def forward(
         seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     m = tl.full([BM, BN], -float("inf"), tl.float32)
     s = tl.zeros([BM, BN], tl.float32)
-    sums = _zeros(E, BM, BN)
+    sums = zeros(E, BM, BN)
     for j0 in tl.range(first, full, GROUP * BN):
         m, s, sums = _forward_step(
             m, s, sums, points, k, v, b, told, seen, shift, j0, last, sk, sv, sb,
@@ -158,11 +136,11 @@ def _queries_step(
     bias = numbers(b, j0, last, sb[2], -float("inf"), BN, MASKED) * LOG2E
     others = coordinates(k, j0, last, sk, 1.0, D, BN, MASKED)
     values = coordinates(v, j0, last, sv, 1.0, E, BN, MASKED)
-    t = _plus_dot(bias[None, :], points, others, D)
+    t = plus_dot(bias[None, :], points, others, D)
     if TIMED:
         t = hidden(t, seen[:, None], numbers(told, j0, last, 1, LATEST, BN, MASKED)[None, :])
-    ds = tl.exp2(t - m[:, None]) * _plus_dot(c[:, None], upstream, values, E)
-    return _plus_weighted(sums, ds, others, D)
+    ds = tl.exp2(t - m[:, None]) * plus_dot(c[:, None], upstream, values, E)
+    return plus_weighted(sums, ds, others, D)
 
 
 @triton.jit
@@ -191,7 +169,7 @@ def backward_queries(
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
         seen, told = tl.load(times + i, mask=rows, other=-1), times + M
-    sums = _zeros(D, BM, BN)
+    sums = zeros(D, BM, BN)
     for j0 in tl.range(first, full, BN):
         sums = _queries_step(
             sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
@@ -218,13 +196,13 @@ def _keys_step(
     upstream = coordinates(g, i0, last, sg, 1.0, E, BM, MASKED)
     m = numbers(offset, i0, last, 1, float("inf"), BM, MASKED)
     c = numbers(slope, i0, last, 1, 0.0, BM, MASKED)
-    t = _plus_dot(bias[:, None], points, others, D)
+    t = plus_dot(bias[:, None], points, others, D)
     if TIMED:
         t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
     p = tl.exp2(t - m[None, :])
-    ds = p * _plus_dot(c[None, :], values, upstream, E)
-    sum_k = _plus_weighted(sum_k, ds, others, D)
-    return sum_k, _plus_weighted(sum_v, p, upstream, E), sum_b + ds
+    ds = p * plus_dot(c[None, :], values, upstream, E)
+    sum_k = plus_weighted(sum_k, ds, others, D)
+    return sum_k, plus_weighted(sum_v, p, upstream, E), sum_b + ds
 
 
 @triton.jit
@@ -252,7 +230,7 @@ def backward_keys(
     if TIMED:
         seen = times + z.to(tl.int64) * (M + N)
         told = tl.load(seen + M + j, mask=rows, other=LATEST)
-    sum_k, sum_v = _zeros(D, BN, BM), _zeros(E, BN, BM)
+    sum_k, sum_v = zeros(D, BN, BM), zeros(E, BN, BM)
     sum_b = tl.zeros([BN, BM], tl.float32)
     for i0 in tl.range(first, full, BM):
         sum_k, sum_v, sum_b = _keys_step(

@@ -1,4 +1,4 @@
-"""The two passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
+"""Passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
 
 from typing import Any
 
@@ -14,6 +14,9 @@ from ._problem import LOG2, Clock
 
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
+
+RADIAL = "A decaying sum on a GPU"
+"""The name of the other."""
 
 
 @torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
@@ -92,3 +95,57 @@ def _second_backward(ctx: Any, *_: Any) -> tuple:
 
 reduce_backward.register_autograd(_second_backward)
 reduce.register_autograd(_backward, setup_context=_setup_context)
+
+
+@torch.library.custom_op("pushforward::radial_triton", mutates_args=())
+def radial(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
+    """The sums for points of shape `(b, h, n, k)`."""
+    if x.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(f"{RADIAL} needs tensors on one, got tensors on {x.device}.")
+    return launch.radial_sums(x, y, v, power)
+
+
+@radial.register_fake
+def _(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
+    return x.new_empty(*x.shape[:-1], v.shape[-1])
+
+
+@torch.library.custom_op("pushforward::radial_triton_backward", mutates_args=())
+def radial_backward(
+    x: Tensor, y: Tensor, v: Tensor, upstream: Tensor, power: float, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients in `x, y, v`; those that are not wanted are zeros."""
+    dx, dy, dv = (x.new_zeros(t.shape) if not want else None
+                  for t, want in zip((x, y, v), wanted, strict=True))  # fmt: skip
+    if dx is None:
+        dx, _ = launch.radial_gradient(x, upstream, y, v, power, with_sums=False)
+    if dy is None:
+        dy, found = launch.radial_gradient(y, v, x, upstream, power, with_sums=dv is None)
+        dv = found if dv is None else dv
+    if dv is None:
+        dv = launch.radial_sums(y, x, upstream, power)
+    return dx, dy, dv
+
+
+@radial_backward.register_fake
+def _(x: Tensor, y: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in (x, y, v))
+
+
+def _radial_setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    *tensors, ctx.power = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _radial_backward(ctx: Any, upstream: Tensor) -> tuple:
+    wanted = list(ctx.needs_input_grad[:3])
+    grads = radial_backward(*ctx.saved_tensors, upstream, ctx.power, wanted)
+    return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None
+
+
+def _radial_second_backward(ctx: Any, *_: Any) -> tuple:
+    refuse(no_second_derivative(RADIAL))
+
+
+radial_backward.register_autograd(_radial_second_backward)
+radial.register_autograd(_radial_backward, setup_context=_radial_setup_context)

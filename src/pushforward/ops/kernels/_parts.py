@@ -82,6 +82,32 @@ def block(
 
 
 @triton.jit
+def zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tuple of tiles of zeros."""
+    sums = ()
+    for _ in tl.static_range(COUNT):
+        sums = sums + (tl.zeros([ROWS, COLUMNS], tl.float32),)
+    return sums
+
+
+@triton.jit
+def plus_dot(t, points, others, WIDTH: tl.constexpr):
+    """`t` plus the dot products of points, along rows, and other points, along columns."""
+    for d in tl.static_range(WIDTH):
+        t = t + points[d][:, None] * others[d][None, :]
+    return t
+
+
+@triton.jit
+def plus_weighted(sums, p, others, WIDTH: tl.constexpr):
+    """Sums of the coordinates of the points along columns, with weights `p`."""
+    new = ()
+    for e in tl.static_range(WIDTH):
+        new = new + (sums[e] + p * others[e][None, :],)
+    return new
+
+
+@triton.jit
 def hidden(scores, queries, keys):
     """Scores without those of later keys; ranks of times broadcast like the scores."""
     return tl.where(keys > queries, -float("inf"), scores)

@@ -1,4 +1,7 @@
-"""Sizes of tiles by pass, precision and width: the fastest of those tried on an H200."""
+"""Sizes of tiles by pass, precision and width.
+
+Those of the two reductions are the fastest of those tried on an H200.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +56,25 @@ def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
         return NARROW_TILES[which]
     tiles = (HALF_TILES if half else SPLIT_TILES)[which]
     return next(tile for widest, tile in tiles.items() if width <= widest)
+
+
+RADIAL_WIDTH = 8
+"""The largest width of values of decaying sums, whose points have at most `NARROW` coordinates."""
+
+GROUP = 4
+"""Tiles that these read one after another, so that addresses are computed once."""
+
+Radial = Literal["sums", "gradient", "both"]
+"""Decaying sums, the gradient in points, and both at once."""
+
+RADIAL_TILES: dict[Radial, dict[int, Tile]] = {
+    "sums": {3: Tile(16, 128, 4, 3), 4: Tile(8, 128, 4, 3), 8: Tile(8, 64, 4, 3)},
+    "gradient": {3: Tile(16, 64, 4, 3), 8: Tile(8, 64, 4, 3)},
+    "both": {3: Tile(16, 64, 4, 3), 8: Tile(8, 64, 4, 3)},
+}
+"""For values up to each width, as large as registers allow."""
+
+
+def radial_tile(which: Radial, e: int) -> Tile:
+    """The tile for values of width `e`."""
+    return next(tile for widest, tile in RADIAL_TILES[which].items() if e <= widest)
