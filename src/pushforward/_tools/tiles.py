@@ -1,4 +1,4 @@
-"""Work on a large matrix one tile of rows at a time, in bounded memory."""
+"""Large matrices: distances of all pairs, and work on some rows at a time, in bounded memory."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,6 +8,19 @@ from torch.utils.checkpoint import checkpoint
 
 TILE = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Entries of a tile: fits the cache of a CPU, keeps a GPU busy."""
+
+FEW = 4
+"""Coordinates up to which a GPU writes all differences; `torch.cdist` is far slower there."""
+
+
+def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
+    """All distances $|x_i-y_j|$.
+
+    They come from differences: PyTorch's default, $|x|^2+|y|^2-2xy$, loses half the digits.
+    """
+    if x.is_cuda and x.shape[-1] <= FEW:
+        return (x[..., :, None, :] - y[..., None, :, :]).norm(dim=-1)
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def row_tiles(

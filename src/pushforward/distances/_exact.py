@@ -10,8 +10,7 @@ from torch.nn.functional import pad
 from .._tools.checks import check_generator, check_range, check_sizes, holds
 from .._tools.exact import matching, transport
 from .._tools.once import DifferentiableOnce, check_no_tangent
-from .._tools.pairs import distance_matrix
-from .._tools.tiles import over_tiles, row_tiles
+from .._tools.tiles import distance_matrix, over_tiles, row_tiles
 from ..measures import Measure
 from ._pairs import ONCE, ROUNDING, Distance, pair, root, same_mass
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from .._tools.checks import check_finite, check_number
-from .._tools.pairs import distance_matrix
-from .._tools.tiles import over_tiles, row_tiles
+from .._tools.tiles import distance_matrix, over_tiles, row_tiles
 from ..affinities import SquaredDistance
 from ..measures import Measure
 from ._pairs import ROUNDING, Distance, pair, root

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._tools.checks import check_floating, check_kind, check_number, check_values_finite
 from .._tools.linkage import single_linkage
-from .._tools.pairs import distance_matrix
+from .._tools.tiles import distance_matrix
 from ..maps import InContextMap
 from ..measures import Measure, check_measures
 from ..relations import Conditional, Coupling, Relation

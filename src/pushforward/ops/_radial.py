@@ -28,9 +28,8 @@ from .._tools.checks import (
     check_widths,
 )
 from .._tools.once import no_second_derivative, refuse
-from .._tools.pairs import distance_matrix
 from .._tools.precision import align, full_precision
-from .._tools.tiles import over_tiles, row_tiles
+from .._tools.tiles import distance_matrix, over_tiles, row_tiles
 from ._fused import BITS, run
 from ._operators import fold
 from ._reductions import SMALL, fused_runs, kernels_run

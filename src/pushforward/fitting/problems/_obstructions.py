@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._tools.checks import check_kind
-from ..._tools.pairs import distance_matrix
+from ..._tools.tiles import distance_matrix
 from ...distances import wasserstein
 from ...measures import Measure, check_measures
 from ._tasks import FromPairs, Simulation, Task, check_usable, pushed

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ... import ops
 from ..._tools.checks import check_callable, check_finite, check_floating, check_kind, check_number
-from ..._tools.pairs import distance_matrix
 from ..._tools.precision import widen
+from ..._tools.tiles import distance_matrix
 from ..._tools.types import Images, Queries
 from ...maps import Answer, Container, InContextMap, within
 from ...measures import Measure
