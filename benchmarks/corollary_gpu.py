@@ -2,6 +2,7 @@
 
     python benchmarks/corollary_gpu.py gpu/softmax          # one row, or names with *
     python benchmarks/corollary_gpu.py --transfer           # attacks from the worst of the other
+    python benchmarks/corollary_gpu.py --scale              # Cucker-Smale on a million atoms
     python benchmarks/corollary_gpu.py --exact              # W1 as well, on a CPU
     python benchmarks/corollary_gpu.py --page               # corollary_gpu.json, page
 
@@ -46,6 +47,7 @@ from pushforward.fitting import (
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SIZES = (16, 64, 256, 1024, 4096, 16384)
+LARGE = 262_144, 1_048_576
 MEASURES, EXACT = 32, 4
 STEPS = {"gpu": 6_000, "adversary": 10_000}
 WIDTH, DEPTH, SEED = 128, 6, 0
@@ -106,6 +108,27 @@ def run(name, steps=None):
             print(f"{name}, {words} weights, {row['seconds']:.0f} s\n{scores}", flush=True)
             row["scores"][words] = [vars(score) for score in scores.rows]
             write(result, row)
+
+
+def scale():
+    """The network for Cucker-Smale on one measure each of up to a million atoms.
+
+    Pairs are summed by the kernel for decaying influences, which `fields.Decay` chooses.
+    """
+    name = "gpu/cucker_smale"
+    folder = OUT / name
+    row = json.loads((folder / "row.json").read_text())
+    model = pf.maps.load(folder / "model.safetensors").cuda()
+    field = pf.fields.CuckerSmale(pf.fields.Decay(power=1.0, strength=3.0))
+    flow = pf.Flow(field, t1=1.0, solver=pf.RK4(steps=8))
+    row["scale"] = []
+    for n in (64, 4096, *LARGE):
+        law, count = Mixtures(4, unequal=0.0), MEASURES if n <= 4096 else 1
+        begin = time.perf_counter()
+        (score,) = evaluate(model, flow, law, sizes=[n], measures=count, seed=3).rows
+        row["scale"].append(vars(score) | {"seconds": time.perf_counter() - begin})
+        print(row["scale"][-1], flush=True)
+        write(folder / "row.json", row)
 
 
 def exact():
@@ -191,6 +214,7 @@ def main():
     parser.add_argument("rows", nargs="*", default=["*"], help="names or patterns of rows")
     parser.add_argument("--steps", type=int, help="of training, if not the usual number")
     parser.add_argument("--transfer", action="store_true")
+    parser.add_argument("--scale", action="store_true")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
@@ -199,6 +223,8 @@ def main():
         return page()
     if options.transfer:
         return transfer()
+    if options.scale:
+        return scale()
     if options.exact:
         return exact()
     for name in rows():
