@@ -16,9 +16,13 @@ from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
 from .._operators import Times, named_errors
 from ._operators import WHAT, reduce
+from ._steps import take_steps
 
 WIDEST = 256
 """The largest width of points and of values."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor of the queries and one of the keys."""
 
 
 def log_integral(
@@ -36,6 +40,43 @@ def average(
     """Averages and the sums that divide them, in one pass over the keys."""
     out, _ = _reduced(q, k, v, bias, scale, times, guard)
     return out
+
+
+def sinkhorn_steps(
+    points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
+    scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
+) -> Tensor:  # fmt: skip
+    r"""The potential of the keys after some Sinkhorn steps, in one launch and without gradients.
+
+    For the plan $e^{s\langle q_i,k_j\rangle+F_i+G_j}\mu\otimes\nu$ a step is
+    $F=c_a-\tau_a\log\int e^{s\langle q,k\rangle+G}d\nu$, then
+    $G=c_b-\tau_b\log\int e^{s\langle q,k\rangle+F}d\mu$.
+
+    Args:
+        points: queries and keys of at most four coordinates, in one dtype.
+        logs: log-weights of both, in float32. Atoms without mass have finite points.
+        constants: $c_a,c_b$; None for zeros.
+        start: $G$ before.
+        scale: $s$.
+        damping: $\tau_a,\tau_b$.
+        steps: how many, at least one.
+        symmetric: whether queries are the keys, and a step is $G\leftarrow(G+F)/2$.
+    """
+    numbers = [*logs, start, *(constants or ())]
+    batch = torch.broadcast_shapes(
+        *(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers)
+    )
+    lengths = [points[0].shape[-2], points[1].shape[-2]]
+    sizes = [*lengths, lengths[1], *lengths]
+    folded = [
+        _folded(t.expand(*t.shape[:-1], size)[..., None], batch)[..., 0]
+        for t, size in zip(numbers, sizes, strict=False)
+    ]
+    both = [_folded(x, batch) for x in points]
+    out = take_steps(
+        both, folded[:2], folded[3:], folded[2], float(scale), list(damping), steps, symmetric
+    )
+    return out.reshape(*batch, lengths[1])
 
 
 def _reduced(
