@@ -56,7 +56,7 @@ def _copied(
     if SHIFTED:
         constant = numbers(problem(constants, z, H, sc), first, M, sc[2], 0.0, STEP, True) * LOG2E
     tl.store(at + (D + 3) * length, constant)
-    bias = tl.full([STEP], -float("inf"), tl.float32)
+    bias = log
     if STARTED:
         value = numbers(problem(start, z, H, stride), first, M, stride[2], 0.0, STEP, True) * LOG2E
         tl.store(at + (D + 4) * length, value)
@@ -168,11 +168,10 @@ def run(
             again = 1
             if half >= 2:
                 shift = tl.load(at + (D + 1) * length)
-                shift = tl.where(tl.abs(shift) < float("inf"), shift, 0.0)
                 total = _relative_sums(
                     points, shift, columns, others_length, D, BM, BN, GROUP, ALONE
                 )
-                safe = (total > 1 / SAFE) & (total < SAFE)
+                safe = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
                 again = 1 - tl.min(safe.to(tl.int32), 0)
             if again == 1:
                 shift, total = _largest_and_sums(points, columns, others_length, D, BM, BN, ALONE)
