@@ -137,7 +137,8 @@ class PointScores(Scores):
         kernels = _kernels(self.device) if self.impl in (None, "triton") else None
         if kernels is None or self.times is not None:
             return None
-        points, offsets = zip(self.queries, self.keys, strict=True)
+        points = (self.queries.points, self.keys.points)
+        offsets = (self.queries.offset, self.keys.offset)
         if not (1 <= points[0].shape[-1] <= NARROW and self.shape.numel()):
             return None
         if not _at_once(points, (*offsets, *logs, g, *(log_masses or ()))):

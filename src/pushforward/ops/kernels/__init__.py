@@ -15,8 +15,7 @@ from torch import Tensor
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
 from .._operators import Times, named_errors
-from ._operators import WHAT, reduce
-from ._steps import take_steps
+from ._operators import WHAT, reduce, take_steps
 
 WIDEST = 256
 """The largest width of points and of values."""

@@ -1,4 +1,4 @@
-"""The two passes: which kernels run, on tiles of which size, in how many programs."""
+"""The two passes, and Sinkhorn steps: which kernels run, on tiles of which size, how many."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
-from . import _narrow as narrow, _wide as wide, _wide_backward as wide_backward
+from . import (
+    _narrow as narrow,
+    _steps as half_steps,
+    _wide as wide,
+    _wide_backward as wide_backward,
+)
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
-from ._tiles import NARROW, Tile, tile_of
+from ._tiles import NARROW, REGISTERS, Tile, planned, tile_of
+
+MOST = 1 << 16
+"""Sinkhorn steps in one launch, so that meetings of programs can be counted in 32 bits."""
 
 
 class Reduced(NamedTuple):
@@ -133,6 +141,38 @@ def backward(
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
 
 
+def steps(
+    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
+    factor: float, damping: list[float], count: int, symmetric: bool,
+) -> Tensor:  # fmt: skip
+    """The potential of the keys after `count` Sinkhorn steps from `start`, as in `_steps`."""
+    q, k = points
+    (*batch, m, d), n = q.shape, k.shape[-2]
+    problems, cuda = prod(batch), q.device.type == "cuda"
+    plan = planned(problems, m, n, _processors(q.device) if cuda else 1)
+    if not cuda:  # the interpreter runs one program after the other: none may wait
+        plan = plan._replace(programs=1)
+    block = plan.columns * plan.group
+    length = -(-m // block) * block + -(-n // block) * block
+    room = q.new_empty(problems * length * (d + half_steps.EXTRA.value), dtype=torch.float32)
+    alone = plan.programs == 1
+    for done in range(0, count, MOST):
+        out = q.new_empty(*batch, n, dtype=torch.float32)
+        given = (*logs, *(constants or (None, None)), start)
+        counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
+        halves = min(count - done, MOST) * (1 if symmetric else 2)
+        half_steps.run[(problems * plan.programs,)](
+            q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, halves,
+            plan.programs, strides(q), strides(k),
+            *(None if x is None else strides(x) for x in given),
+            D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, ALONE=alone,
+            SHIFTED=bool(constants), SYMMETRIC=symmetric, num_warps=plan.warps,
+            maxnreg=REGISTERS, launch_cooperative_grid=not alone,
+        )  # fmt: skip
+        start = out
+    return start
+
+
 def _columns(pairs: int, *points: Tensor) -> list[Tensor]:
     """Points whose coordinates lie apart, so that neighbours are read together; few stay."""
     if pairs < 1 << 22:
@@ -205,10 +245,14 @@ def _summed(made: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
 def _parts(q: Tensor, programs: int, length: int, step: int) -> int:
     """In how many parts a loop is split, so that few programs still fill the device."""
     if q.device.type == "cuda":
-        wanted = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
+        wanted = 2 * _processors(q.device)
     else:
         wanted = 4  # in the interpreter, so that parts are tested
     return max(1, min(wanted // max(1, programs), -(-length // (2 * step))))
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _options(tile: Tile, thin: bool) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The two passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
+"""The two passes and Sinkhorn steps as operators of PyTorch.
+
+So `torch.compile` and `torch.export` keep them.
+"""
 
 from typing import Any
 
@@ -15,6 +18,9 @@ from ._problem import LOG2, Clock
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
 
+STEPS = "Sinkhorn steps in one launch"
+"""Theirs."""
+
 
 @torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
 def reduce(
@@ -25,11 +31,7 @@ def reduce(
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
-    if q.device.type != "cuda" and not knobs.runtime.interpret:
-        raise ValueError(
-            f"`impl='triton'` needs tensors on an NVIDIA GPU, got tensors on {q.device}. Move "
-            "them with `.cuda()`, or use `impl='streamed'`."
-        )
+    _check_device(q)
     out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
     log_z = (peak + total.log2()) * LOG2
     return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
@@ -62,6 +64,14 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
 
 
+def _check_device(q: Tensor) -> None:
+    if q.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(
+            f"`impl='triton'` needs tensors on an NVIDIA GPU, got tensors on {q.device}. Move "
+            "them with `.cuda()`, or use `impl='streamed'`."
+        )
+
+
 def _clock(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
     if query_times is None or key_times is None:
         return None
@@ -92,3 +102,36 @@ def _second_backward(ctx: Any, *_: Any) -> tuple:
 
 reduce_backward.register_autograd(_second_backward)
 reduce.register_autograd(_backward, setup_context=_setup_context)
+
+
+@torch.library.custom_op("pushforward::sinkhorn_steps", mutates_args=())
+def take_steps(
+    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
+    factor: float, damping: list[float], steps: int, symmetric: bool,
+) -> Tensor:  # fmt: skip
+    r"""The potential $G$ `(b, h, n)` after some steps from `start`.
+
+    Args:
+        points: queries `(b, h, m, d)` and keys.
+        logs: log-weights of both, `(b, h, m)` and `(b, h, n)`.
+        constants: $c_a,c_b$ of the same shapes; empty for zeros.
+        start: $G$.
+        factor: $s$.
+        damping: $\tau_a,\tau_b$.
+        steps: at least one.
+        symmetric: whether a step is $G\leftarrow(G+F)/2$, for queries that are the keys.
+    """
+    _check_device(start)
+    return launch.steps(points, logs, constants, start, factor, damping, steps, symmetric)
+
+
+@take_steps.register_fake
+def _(points: list[Tensor], *_: Any) -> Tensor:
+    return points[1].new_empty(points[1].shape[:-1], dtype=torch.float32)
+
+
+def _no_gradient(*_: Any) -> None:
+    refuse(f"{STEPS} have no gradient. Take them one by one, with `ops.log_integral`.")
+
+
+take_steps.register_autograd(_no_gradient)
