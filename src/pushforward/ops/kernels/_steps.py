@@ -121,8 +121,8 @@ def run(
 ):  # fmt: skip
     """All half-steps, by `programs` programs for each problem; `out` has the last potentials.
 
-    `ALONE` if a problem has one program. If `SYMMETRIC`, queries are the keys, and each half-step averages the potential before it with
-    the one it finds; the two sides then hold the potential before and after in turn.
+    `ALONE` if a problem has one program. If `SYMMETRIC`, queries are the keys, and a half-step
+    averages the potential with the one it finds; the two sides hold it before and after in turn.
     """
     STEP: tl.constexpr = GROUP * BN
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
