@@ -97,7 +97,7 @@ def compare(scores, marginals, steps, start=None):
 
 
 CASES = {
-    "dead atoms": lambda: (*problem(cloud(21, 2, dead=True), cloud(300, 2, dead=True)), 3),
+    "dead atoms": lambda: (*problem(cloud(21, 2, dead=True), cloud(140, 2, dead=True)), 3),
     "slack and masses": lambda: (
         *problem(
             cloud(21, 3), cloud(70, 3), eps=1.5, slack=(1.0, 2.5),

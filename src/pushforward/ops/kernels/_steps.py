@@ -92,24 +92,18 @@ def _relative_sums(
 
 
 @triton.jit
-def _largest_and_sums(
+def _largest(
     points, columns, length,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ALONE: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """The largest score of each row, or 0 if there is none, and the sum relative to it."""
+    """The largest score of each row, or 0 if there is none."""
     m = tl.full([BM, BN], -float("inf"), tl.float32)
-    s = tl.zeros([BM, BN], tl.float32)
-    for j0 in tl.range(0, length, BN):
-        others, bias = _columns(columns, length, j0, D, BN, ALONE)
-        t = _plus_dot(bias[None, :], points, others, D)
-        top = tl.maximum(m, t)
-        base = tl.where(top == -float("inf"), 0.0, top)
-        s = s * tl.exp2(m - base) + tl.exp2(t - base)
-        m = top
+    for j0 in tl.range(0, length, GROUP * BN):
+        for g in tl.static_range(GROUP):
+            others, bias = _columns(columns, length, j0 + g * BN, D, BN, ALONE)
+            m = tl.maximum(m, _plus_dot(bias[None, :], points, others, D))
     top = tl.max(m, 1)
-    top = tl.where(top == -float("inf"), 0.0, top)
-    weight = tl.exp2(m - top[:, None])
-    return top, tl.sum(s * weight, 1)
+    return tl.where(top == -float("inf"), 0.0, top)
 
 
 @triton.jit(do_not_specialize=["M", "N", "H", "halves", "programs"])
@@ -154,16 +148,19 @@ def run(
             log, constant = tl.load(at + (D + 2) * length), tl.load(at + (D + 3) * length)
             shift = tl.zeros([BM], tl.float32)
             total = tl.zeros([BM], tl.float32)
-            again = 1
+            safe = 0
             if half >= 2:
                 shift = tl.load(at + (D + 1) * length)
                 total = _relative_sums(
                     points, shift, columns, others_length, D, BM, BN, GROUP, ALONE
                 )
-                safe = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
-                again = 1 - tl.min(safe.to(tl.int32), 0)
-            if again == 1:
-                shift, total = _largest_and_sums(points, columns, others_length, D, BM, BN, ALONE)
+                near = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
+                safe = tl.min(near.to(tl.int32), 0)
+            if safe == 0:
+                shift = _largest(points, columns, others_length, D, BM, BN, GROUP, ALONE)
+                total = _relative_sums(
+                    points, shift, columns, others_length, D, BM, BN, GROUP, ALONE
+                )
             integral = shift + tl.log2(total)
             value = constant - tau * integral
             if SYMMETRIC:
