@@ -202,7 +202,9 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:
 
 
 def is_kernel(node: ast.FunctionDef) -> bool:
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    return any(
+        ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list
+    )
 
 
 def parameters(node: ast.FunctionDef, method: bool) -> list[ast.arg]:

@@ -277,15 +277,14 @@ def test_decaying_sums_far_from_the_origin():
 
 
 def test_the_operator_of_decaying_sums_is_registered_right():
-    from pushforward.ops import kernels
-    from pushforward.ops.kernels import _operators as operators
+    from pushforward.ops.kernels import _decay as decay
 
     x, y, v = (t[None, None].requires_grad_() for t in decaying(5, 9, 2, 2))
-    torch.library.opcheck(operators.radial, (x, y, v, 1.0))
-    (first,) = torch.autograd.grad(operators.radial(x, y, v, 1.0).sum(), x, create_graph=True)
+    torch.library.opcheck(decay.decaying_sum, (x, y, v, 1.0))
+    (first,) = torch.autograd.grad(decay.decaying_sum(x, y, v, 1.0).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         torch.autograd.grad(first.sum(), x)
-    only_v = operators.radial(x.detach(), y.detach(), v, 1.0)
+    only_v = decay.decaying_sum(x.detach(), y.detach(), v, 1.0)
     expected = decayed(_radial._by_tiles, [x, y, v], 1.0, torch.float64)[3]
     upstream = torch.linspace(-1, 2, only_v.numel()).sin().view_as(only_v)
     assert (torch.autograd.grad(only_v, v, upstream)[0] - expected).abs().max() < 1e-6
@@ -316,7 +315,6 @@ def test_large_problems(sizes, width, dtype):
 @pytest.mark.parametrize("sizes", [(1000, 4099), (63, 70_001), (4097, 1129)], ids=str)
 def test_large_decaying_sums(sizes, widths, power):
     """And the kernels are the default: the bits are theirs."""
-    from pushforward.ops import kernels
 
     tensors = decaying(*sizes, *widths, batch=(2,))
     compare_decay(tensors, power)

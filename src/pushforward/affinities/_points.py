@@ -9,12 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .. import ops
-from .._tools.precision import comparable, full_precision, reversed_order, wide
+from .._tools.precision import HALF, comparable, full_precision, reversed_order, wide
 from .._tools.types import Bias, Images, Values
 from ._scores import Rows, Scores, linear_by_rows, of_batch
 from ._tiles import TileScores
+
+NARROW = 4
+"""Sinkhorn steps on points of at most this width can be one launch."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor of the queries and one of the keys."""
 
 
 class Features(NamedTuple):
@@ -111,6 +118,39 @@ class PointScores(Scores):
         )  # fmt: skip
         return _plus(result, self.queries.offset)
 
+    def alternated(
+        self, logs: Pair, g: Tensor, damping: tuple[float, float], log_masses: Pair | None,
+        symmetric: bool, steps: int,
+    ) -> Tensor | None:  # fmt: skip
+        r"""The potential of the keys after Sinkhorn steps from `g`, all in one launch.
+
+        None where that cannot be: it needs few coordinates, an NVIDIA GPU, and no gradients.
+
+        Args:
+            logs: log-weights of queries and keys.
+            g: the potential of the keys before.
+            damping: $\tau_a,\tau_b$.
+            log_masses: logarithms of the masses of both measures; None for masses of one.
+            symmetric: whether a step averages $f$ and $g$, for symmetric scores.
+            steps: how many, at least one.
+        """
+        kernels = _kernels(self.device) if self.impl in (None, "triton") else None
+        if kernels is None or self.times is not None:
+            return None
+        points = (self.queries.points, self.keys.points)
+        offsets = (self.queries.offset, self.keys.offset)
+        if not (1 <= points[0].shape[-1] <= NARROW and self.shape.numel()):
+            return None
+        if not _at_once(points, (*offsets, *logs, g, *(log_masses or ()))):
+            return None
+        constants = _constants(offsets, damping, log_masses)
+        # A potential that contains the offset is one of the dot product alone.
+        start = _plus(g, self.keys.offset)
+        result = kernels.sinkhorn_steps(
+            points, logs, constants, start, self.scale, damping, steps, symmetric
+        )
+        return result if self.keys.offset is None else result - self.keys.offset
+
     def average(self, v: Values, bias: Bias) -> Images:
         # The offset of a query multiplies all its weights and cancels.
         return ops.average(
@@ -199,6 +239,52 @@ class PointScores(Scores):
 
 def _plus(bias: Tensor, offset: Tensor | None) -> Tensor:
     return bias if offset is None else bias + offset
+
+
+def _kernels(device: torch.device) -> Any:
+    """The kernels for NVIDIA GPUs; None on other devices, and without Triton."""
+    if device.type != "cuda":
+        return None
+    try:
+        return ops.implementation("triton")
+    except ImportError:
+        return None
+
+
+def _at_once(points: Pair, numbers: tuple[Tensor | None, ...]) -> bool:
+    """Whether tensors are of the right dtype and want no derivatives."""
+    tensors = (*points, *(t for t in numbers if t is not None))
+    if any(t.dtype != torch.float32 for t in tensors[2:]):
+        return False
+    if points[0].dtype != points[1].dtype or points[0].dtype not in (torch.float32, *HALF):
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(unpack_dual(t).tangent is None for t in tensors)
+
+
+def _constants(
+    offsets: tuple[Tensor | None, Tensor | None], damping: tuple[float, float],
+    log_masses: Pair | None,
+) -> Pair | None:  # fmt: skip
+    r"""What is added to $-\tau\log\int e^{s\langle q,k\rangle+G}$, in potentials with offsets.
+
+    That is $(1-\tau)c(x)+\log m$. None for zeros.
+    """
+    a, b = (
+        None if offset is None or tau == 1 else (1 - tau) * offset
+        for offset, tau in zip(offsets, damping, strict=True)
+    )
+    if log_masses is not None:
+        return _plus(log_masses[0], a), _plus(log_masses[1], b)
+    if a is None and b is None:
+        return None
+    zero = (a if b is None else b).new_zeros(1)  # type: ignore[union-attr]
+    return zero if a is None else a, zero if b is None else b
 
 
 def _picked(x: Tensor, index: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .._tools.precision import full_precision
-from ..affinities import Kernel
+from ..affinities import Kernel, PointScores
 
 CHECK_EVERY = 10
 """Steps between two checks for convergence. Reading a number makes the host wait for the device,
@@ -208,6 +208,11 @@ def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
 def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
     """The potential of the keys after `steps` plain steps from `g`; autocast is off meanwhile."""
     with full_precision(g):
+        if steps > 0 and isinstance(kernel, PointScores):
+            logs, masses = (problem.log_a, problem.log_b), problem.log_masses
+            at_once = kernel.alternated(logs, g, problem.damping, masses, problem.symmetric, steps)
+            if at_once is not None:
+                return at_once
         for _ in range(steps):
             f = problem.rows(kernel, g)
             g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)

@@ -15,11 +15,16 @@ from torch import Tensor
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
 from .._operators import Times, named_errors
-from ._operators import WHAT, radial, reduce
+from . import _decay as decay
+from ._operators import WHAT, reduce
+from ._steps import take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
 """The largest width of points and of values."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor of the queries and one of the keys."""
 
 
 def log_integral(
@@ -42,7 +47,7 @@ def average(
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     r"""The sums $\sum_jv_j(1+|x_i-y_j|^2)^{-p}$ in float32."""
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
-    out = radial(*(_folded(t, batch) for t in (x, y, v)), float(power))
+    out = decay.decaying_sum(*(_folded(t, batch) for t in (x, y, v)), float(power))
     return out.reshape(*batch, *out.shape[-2:])
 
 
@@ -50,6 +55,43 @@ def has_radial(x: Tensor, v: Tensor) -> bool:
     """Whether kernels for decaying sums take points and values of these widths and dtypes."""
     fits = x.shape[-1] <= NARROW and v.shape[-1] <= RADIAL_WIDTH
     return fits and x.dtype == v.dtype == torch.float32
+
+
+def sinkhorn_steps(
+    points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
+    scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
+) -> Tensor:  # fmt: skip
+    r"""The potential of the keys after some Sinkhorn steps, in one launch and without gradients.
+
+    For the plan $e^{s\langle q_i,k_j\rangle+F_i+G_j}\mu\otimes\nu$ a step is
+    $F=c_a-\tau_a\log\int e^{s\langle q,k\rangle+G}d\nu$, then
+    $G=c_b-\tau_b\log\int e^{s\langle q,k\rangle+F}d\mu$.
+
+    Args:
+        points: queries and keys of at most four coordinates, in one dtype.
+        logs: log-weights of both, in float32. Atoms without mass have finite points.
+        constants: $c_a,c_b$; None for zeros.
+        start: $G$ before.
+        scale: $s$.
+        damping: $\tau_a,\tau_b$.
+        steps: how many, at least one.
+        symmetric: whether queries are the keys, and a step is $G\leftarrow(G+F)/2$.
+    """
+    numbers = [*logs, start, *(constants or ())]
+    batch = torch.broadcast_shapes(
+        *(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers)
+    )
+    lengths = [points[0].shape[-2], points[1].shape[-2]]
+    sizes = [*lengths, lengths[1], *lengths]
+    folded = [
+        _folded(t.expand(*t.shape[:-1], size)[..., None], batch)[..., 0]
+        for t, size in zip(numbers, sizes, strict=False)
+    ]
+    both = [_folded(x, batch) for x in points]
+    out = take_steps(
+        both, folded[:2], folded[3:], folded[2], float(scale), list(damping), steps, symmetric
+    )
+    return out.reshape(*batch, lengths[1])
 
 
 def _reduced(

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
-from . import _narrow as narrow, _radial as radial, _wide as wide, _wide_backward as wide_backward
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
-from ._tiles import GROUP, NARROW, Tile, radial_tile, tile_of
+from ._split import columns, room, split, summed
+from ._tiles import NARROW, Tile, tile_of
+from .programs import narrow, wide, wide_backward
 
 
 class Reduced(NamedTuple):
@@ -31,7 +32,7 @@ def forward(
     thin, half = max(d, e) <= NARROW, q.dtype in HALF
     tile = tile_of("forward", d, e, half=half)
     group = 4 if thin else 1
-    parts = _parts(q, problems * -(-m // tile.rows), n, group * tile.columns)
+    parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
     shape = (*batch, m) if parts == 1 else (parts, *batch, m)
     empty = lambda *tail, dtype=torch.float32: q.new_empty(*shape, *tail, dtype=dtype)
     dtype = q.dtype if half and parts == 1 else torch.float32
@@ -53,7 +54,7 @@ def forward(
     given: tuple[Any, ...] = (ranks, ends, small)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
-        points = (q, *_columns(m * n, k, v), bias)
+        points = (q, *columns(m * n, k, v), bias)
         options |= dict(GROUP=group)
     else:
         high, low, exponents = _operands(q, k, v)
@@ -90,7 +91,7 @@ def backward(
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
-        q, k, v, g = _columns(m * n, q, k, v, g)
+        q, k, v, g = columns(m * n, q, k, v, g)
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:
@@ -106,21 +107,21 @@ def backward(
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
-        parts = _parts(q, problems * -(-m // tile.rows), n, tile.columns)
-        made = _made(parts, q.shape, dtype, q.device)
+        parts = split(q, problems * -(-m // tile.rows), n, tile.columns)
+        made = room(parts, q.shape, dtype, q.device)
         ends = None if clock is None else clock.ends(tile.rows, tile.columns)
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
             *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
             ENDS=0 if clock is None else 2, **widths, **_options(tile, thin),
         )  # fmt: skip
-        grads[0] = _summed(made, parts, q.dtype)
+        grads[0] = summed(made, parts, q.dtype)
     if any(wanted[1:]):
         tile = tile_of("keys", d, e, half=half)
-        parts = _parts(q, problems * -(-n // tile.columns), m, tile.rows)
+        parts = split(q, problems * -(-n // tile.columns), m, tile.rows)
         shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
         several = [
-            _made(parts, shape, t, q.device)
+            room(parts, shape, t, q.device)
             for shape, t in zip(shapes, (dtype, dtype, torch.float32), strict=True)
         ]
         starts = None if clock is None else clock.starts(tile.rows, tile.columns)
@@ -129,79 +130,8 @@ def backward(
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
             TIMED=clock is not None, **widths, **_options(tile, thin),
         )  # fmt: skip
-        grads[1:] = [_summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
+        grads[1:] = [summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
-
-
-MOST_FACTORS = 8
-"""Up to this many roots are multiplied. The rest of a large power is an exponential."""
-
-
-class Power(NamedTuple):
-    """A power as factors of the inverse root, and the rest as an exponential."""
-
-    halves: int
-    rest: float
-
-    @staticmethod
-    def of(power: float) -> Power:
-        """As many factors as there are in it; so little is left, and its rounding is small."""
-        halves = min(int(2 * power), MOST_FACTORS)
-        return Power(halves, power - halves / 2)
-
-    def options(self) -> dict[str, Any]:
-        """The power as arguments of a kernel."""
-        return dict(HALVES=self.halves, WHOLE=self.rest == 0)
-
-
-def radial_sums(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
-    """The sums for points of shape `(b, h, n, k)`."""
-    (*batch, m, d), n, e = x.shape, y.shape[-2], v.shape[-1]
-    tile, problems, p = radial_tile("sums", e), prod(batch), Power.of(power)
-    programs = -(-m // tile.rows) * problems
-    parts = _parts(x, programs, n, GROUP * tile.columns)
-    out = _made(parts, (*batch, m, e), x.dtype, x.device)
-    if out.numel():
-        points = (x, *_columns(m * n, y, v))
-        radial.sums[programs, parts](
-            *points, out, m, n, x.shape[1], p.rest, *map(strides, points), D=d, E=e,
-            BM=tile.rows, BN=tile.columns, GROUP=GROUP, num_warps=tile.warps, **p.options(),
-        )  # fmt: skip
-    return _summed(out, parts, x.dtype)
-
-
-def radial_gradient(
-    x: Tensor, u: Tensor, y: Tensor, v: Tensor, power: float, *, with_sums: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradient in points `x` with upstream gradient, or value, `u`; and sums of `v`."""
-    (*batch, m, d), n, e = x.shape, y.shape[-2], v.shape[-1]
-    tile = radial_tile("both" if with_sums else "gradient", e)
-    problems, p = prod(batch), Power.of(power)
-    programs = -(-m // tile.rows) * problems
-    parts = _parts(x, programs, n, GROUP * tile.columns)
-    dx, out = (
-        _made(parts, (*batch, m, width), x.dtype, x.device) for width in (d, e if with_sums else 0)
-    )
-    if dx.numel() + out.numel():
-        points = (x, u, *_columns(m * n, y, v))
-        radial.gradient[programs, parts](
-            *points, dx, out, m, n, x.shape[1], p.rest, -2.0 * power, *map(strides, points),
-            D=d, E=e, BM=tile.rows, BN=tile.columns, GROUP=GROUP, num_warps=tile.warps,
-            SUMS=with_sums, **p.options(),
-        )  # fmt: skip
-    return _summed(dx, parts, x.dtype), _summed(out, parts, x.dtype)
-
-
-def _columns(pairs: int, *points: Tensor) -> list[Tensor]:
-    """Points whose coordinates lie apart, so that neighbours are read together; few stay."""
-    if pairs < 1 << 22:
-        return list(points)
-    apart = []
-    for x in points:
-        (*batch, n, width) = x.shape
-        room = x.new_empty(*batch, width, -(-n // 16) * 16)[..., :n]
-        apart.append(room.copy_(x.mT).mT)
-    return apart
 
 
 def _upstream(
@@ -248,26 +178,6 @@ def _merged(parts: Reduced, dtype: torch.dtype) -> Reduced:
     total = weights.sum(0)
     out = (parts.out * (weights / total.masked_fill(total == 0, 1))[..., None]).sum(0)
     return Reduced(out.to(dtype), peak, total)
-
-
-def _made(parts: int, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for a gradient, or for that of each part in float32."""
-    if parts == 1:
-        return torch.empty(*shape, dtype=dtype, device=device)
-    return torch.empty(parts, *shape, dtype=torch.float32, device=device)
-
-
-def _summed(made: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
-    return made.to(dtype) if parts == 1 else made.sum(0).to(dtype)
-
-
-def _parts(q: Tensor, programs: int, length: int, step: int) -> int:
-    """In how many parts a loop is split, so that few programs still fill the device."""
-    if q.device.type == "cuda":
-        wanted = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
-    else:
-        wanted = 4  # in the interpreter, so that parts are tested
-    return max(1, min(wanted // max(1, programs), -(-length // (2 * step))))
 
 
 def _options(tile: Tile, thin: bool) -> dict[str, Any]:

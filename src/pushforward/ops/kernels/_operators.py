@@ -1,4 +1,4 @@
-"""Passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
+"""The two passes as operators of PyTorch, so that `torch.compile` and `torch.export` keep them."""
 
 from typing import Any
 
@@ -15,9 +15,6 @@ from ._problem import LOG2, Clock
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
 
-RADIAL = "A decaying sum on a GPU"
-"""The name of the other."""
-
 
 @torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
 def reduce(
@@ -28,11 +25,7 @@ def reduce(
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
-    if q.device.type != "cuda" and not knobs.runtime.interpret:
-        raise ValueError(
-            f"`impl='triton'` needs tensors on an NVIDIA GPU, got tensors on {q.device}. Move "
-            "them with `.cuda()`, or use `impl='streamed'`."
-        )
+    check_device(q)
     out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
     log_z = (peak + total.log2()) * LOG2
     return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
@@ -65,6 +58,15 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
 
 
+def check_device(q: Tensor) -> None:
+    """Raise unless a tensor is on a GPU, or kernels are interpreted."""
+    if q.device.type != "cuda" and not knobs.runtime.interpret:
+        raise ValueError(
+            f"`impl='triton'` needs tensors on an NVIDIA GPU, got tensors on {q.device}. Move "
+            "them with `.cuda()`, or use `impl='streamed'`."
+        )
+
+
 def _clock(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
     if query_times is None or key_times is None:
         return None
@@ -95,57 +97,3 @@ def _second_backward(ctx: Any, *_: Any) -> tuple:
 
 reduce_backward.register_autograd(_second_backward)
 reduce.register_autograd(_backward, setup_context=_setup_context)
-
-
-@torch.library.custom_op("pushforward::radial_triton", mutates_args=())
-def radial(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
-    """The sums for points of shape `(b, h, n, k)`."""
-    if x.device.type != "cuda" and not knobs.runtime.interpret:
-        raise ValueError(f"{RADIAL} needs tensors on one, got tensors on {x.device}.")
-    return launch.radial_sums(x, y, v, power)
-
-
-@radial.register_fake
-def _(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
-    return x.new_empty(*x.shape[:-1], v.shape[-1])
-
-
-@torch.library.custom_op("pushforward::radial_triton_backward", mutates_args=())
-def radial_backward(
-    x: Tensor, y: Tensor, v: Tensor, upstream: Tensor, power: float, wanted: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients in `x, y, v`; those that are not wanted are zeros."""
-    dx, dy, dv = (x.new_zeros(t.shape) if not want else None
-                  for t, want in zip((x, y, v), wanted, strict=True))  # fmt: skip
-    if dx is None:
-        dx, _ = launch.radial_gradient(x, upstream, y, v, power, with_sums=False)
-    if dy is None:
-        dy, found = launch.radial_gradient(y, v, x, upstream, power, with_sums=dv is None)
-        dv = found if dv is None else dv
-    if dv is None:
-        dv = launch.radial_sums(y, x, upstream, power)
-    return dx, dy, dv
-
-
-@radial_backward.register_fake
-def _(x: Tensor, y: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in (x, y, v))
-
-
-def _radial_setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    *tensors, ctx.power = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _radial_backward(ctx: Any, upstream: Tensor) -> tuple:
-    wanted = list(ctx.needs_input_grad[:3])
-    grads = radial_backward(*ctx.saved_tensors, upstream, ctx.power, wanted)
-    return *(g if want else None for g, want in zip(grads, wanted, strict=True)), None
-
-
-def _radial_second_backward(ctx: Any, *_: Any) -> tuple:
-    refuse(no_second_derivative(RADIAL))
-
-
-radial_backward.register_autograd(_radial_second_backward)
-radial.register_autograd(_radial_backward, setup_context=_radial_setup_context)

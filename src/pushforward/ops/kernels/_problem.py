@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import _survey as kernels
+from .programs import survey as kernels
 
 BOUND = 60.0
 """Up to this size of the scores, in base 2, weights need no maximum: their sums stay in range."""

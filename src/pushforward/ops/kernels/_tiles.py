@@ -1,4 +1,4 @@
-"""Sizes of tiles by pass, precision and width.
+"""Sizes of tiles by pass, precision and width, and how many programs take Sinkhorn steps.
 
 Those of the two reductions are the fastest of those tried on an H200.
 """
@@ -78,3 +78,39 @@ RADIAL_TILES: dict[Radial, dict[int, Tile]] = {
 def radial_tile(which: Radial, e: int) -> Tile:
     """The tile for values of width `e`."""
     return next(tile for widest, tile in RADIAL_TILES[which].items() if e <= widest)
+
+
+WARPS = 16
+"""Warps of one processor that surely fit if each thread takes at most `REGISTERS`."""
+
+REGISTERS = 128
+
+
+class Plan(NamedTuple):
+    """Rows of a block, columns that are read at once and how often, warps, programs a problem."""
+
+    rows: int
+    columns: int
+    group: int
+    warps: int
+    programs: int
+
+
+def planned(problems: int, m: int, n: int, processors: int) -> Plan:
+    """The plan whose busiest processor has least to do.
+
+    Programs of one problem wait for each other, so all of them must be on the device at once.
+    Blocks of 8 rows read their columns twice as often, and few warps hide little of the waiting.
+    """
+    longest = max(m, n)
+    warps = 1 if longest <= 128 else 2 if longest <= 512 else 4
+
+    def load(rows: int, resident: int) -> tuple[float, int, int]:
+        blocks = -(-longest // rows)
+        programs = max(1, min(blocks, processors * resident // warps // problems))
+        busiest = -(-problems * programs // processors)
+        cost = busiest * -(-blocks // programs) * rows * (1.1 if rows == 8 else 1.0)
+        return cost * (1.2 if busiest * warps <= WARPS // 2 else 1.0), rows, programs
+
+    _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
+    return Plan(rows, 32 * warps, 2, warps, programs)

@@ -9,7 +9,7 @@ and little more than one exponential.
 import triton
 import triton.language as tl
 
-from ._parts import (
+from .parts import (
     LATEST,
     LOG2E,
     coordinates,

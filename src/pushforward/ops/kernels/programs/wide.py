@@ -10,7 +10,7 @@ accurate.
 import triton
 import triton.language as tl
 
-from ._parts import (
+from .parts import (
     LATEST,
     LOG2E,
     block,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ._parts import block, numbers, placed, problem
+from .parts import block, numbers, placed, problem
 
 
 @triton.jit

@@ -8,7 +8,7 @@ values a pair costs two differences, five multiply-adds and a root.
 import triton
 import triton.language as tl
 
-from ._parts import coordinates, placed, plus_dot, plus_weighted, problem, share, zeros
+from .parts import coordinates, placed, plus_dot, plus_weighted, problem, share, zeros
 
 
 @triton.jit

@@ -9,7 +9,7 @@ bits each time.
 import triton
 import triton.language as tl
 
-from ._parts import (
+from .parts import (
     LATEST,
     LOG2E,
     block,

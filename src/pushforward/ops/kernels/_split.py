@@ -1,0 +1,44 @@
+"""How a loop is split among programs, and room for what each of them finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def room(parts: int, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for a gradient, or for that of each part in float32."""
+    if parts == 1:
+        return torch.empty(*shape, dtype=dtype, device=device)
+    return torch.empty(parts, *shape, dtype=torch.float32, device=device)
+
+
+def summed(made: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
+    return made.to(dtype) if parts == 1 else made.sum(0).to(dtype)
+
+
+def split(q: Tensor, programs: int, length: int, step: int) -> int:
+    """In how many parts a loop is split, so that few programs still fill the device."""
+    if q.device.type == "cuda":
+        wanted = 2 * processors(q.device)
+    else:
+        wanted = 4  # in the interpreter, so that parts are tested
+    return max(1, min(wanted // max(1, programs), -(-length // (2 * step))))
+
+
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def columns(pairs: int, *points: Tensor) -> list[Tensor]:
+    """Points whose coordinates lie apart, so that neighbours are read together; few stay."""
+    if pairs < 1 << 22:
+        return list(points)
+    apart = []
+    for x in points:
+        (*batch, n, width) = x.shape
+        room = x.new_empty(*batch, width, -(-n // 16) * 16)[..., :n]
+        apart.append(room.copy_(x.mT).mT)
+    return apart

@@ -1,0 +1,1 @@
+"""The code of the kernels, in the language of Triton."""

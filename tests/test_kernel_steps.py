@@ -1,0 +1,253 @@
+"""Sinkhorn steps in one launch against the steps one by one, on a GPU or interpreted.
+
+The interpreter runs programs one after another, so there each problem has one program; several
+that wait for each other run on a GPU only (`--device cuda`).
+"""
+
+import math
+from dataclasses import replace
+from importlib.util import find_spec
+
+import interpreter
+import pytest
+import torch
+
+import pushforward as pf
+from pushforward.affinities import Features, PointScores
+from pushforward.sinkhorn import Problem, alternate
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed: pip install triton==3.6.0", allow_module_level=True)
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    interpreter.mend()
+
+pytestmark = pytest.mark.unhooked  # checks of shapes would wrap the kernels themselves
+
+gpu_only = pytest.mark.skipif(not ON_GPU, reason="needs programs that run at the same time")
+
+
+@pytest.fixture(autouse=True)
+def _there(device, monkeypatch):
+    """Kernels run here, and memory that nothing was written to is NaN."""
+    if ON_GPU and device == "cpu":
+        pytest.skip("on a machine with a GPU these tests run with --device cuda")
+    if not ON_GPU:
+        kernels = pf.ops.implementation("triton")
+        monkeypatch.setattr(pf.affinities._points, "_kernels", lambda device: kernels)
+    torch.set_default_dtype(torch.float32)
+    empty = torch.Tensor.new_empty
+
+    def poisoned(*args, **options):
+        made = empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+def cloud(*shape, dead=False, like=None):
+    """Points, and log-weights; every fifth atom may have no mass."""
+    x = torch.randn(*shape) if like is None else like
+    logs = torch.randn(x.shape[:-1])
+    if dead:
+        logs[..., ::5] = -torch.inf
+    return x, logs.log_softmax(-1)
+
+
+def squared(x, eps):
+    return Features(x, -x.square().sum(-1) / eps)
+
+
+def problem(q, k, eps=None, scale=0.7, **options):
+    """Scores and marginals of two clouds, for the dot product or the squared distance."""
+    (x, log_a), (y, log_b) = q, k
+    if eps is None:
+        return PointScores(Features(x, None), Features(y, None), scale), Problem(
+            log_a, log_b, **options
+        )
+    return PointScores(squared(x, eps), squared(y, eps), 2 / eps), Problem(log_a, log_b, **options)
+
+
+def in_double(scores, marginals):
+    masses = marginals.log_masses
+    masses = None if masses is None else (masses[0].double(), masses[1].double())
+    logs = {"log_a": marginals.log_a.double(), "log_b": marginals.log_b.double()}
+    return scores.to(torch.float64), replace(marginals, log_masses=masses, **logs)
+
+
+def one_by_one(scores, marginals, g, steps):
+    """The present path, whatever there is beside it."""
+    return alternate(replace(scores, impl="reference"), marginals, g, steps)
+
+
+def compare(scores, marginals, steps, start=None):
+    """At most a few times the error of the steps one by one, or some roundings of the scores."""
+    g = torch.zeros_like(marginals.log_b) if start is None else start
+    logs = (marginals.log_a, marginals.log_b)
+    found = scores.alternated(
+        logs, g, marginals.damping, marginals.log_masses, marginals.symmetric, steps
+    )
+    expected = one_by_one(scores, marginals, g, steps)
+    exact = one_by_one(*in_double(scores, marginals), g.double(), steps)
+    assert found is not None and found.shape == expected.shape and found.dtype == expected.dtype
+    assert torch.equal(found, alternate(scores, marginals, g, steps))
+    error = lambda t: (t.double() - exact).abs().max().item()
+    rounding = 2**-23 * (1 + scores.size().item() + exact.abs().max().item())
+    assert error(found) <= 3 * error(expected) + rounding
+
+
+CASES = {
+    "dead atoms": lambda: (*problem(cloud(21, 2, dead=True), cloud(140, 2, dead=True)), 3),
+    "slack and masses": lambda: (
+        *problem(
+            cloud(21, 3), cloud(70, 3), eps=1.5, slack=(1.0, 2.5),
+            log_masses=(torch.tensor([0.3]), torch.tensor([-0.4])),
+        ),
+        3,
+    ),
+    "slack on one side": lambda: (
+        *problem(cloud(9, 3), cloud(14, 3), eps=1.5, slack=(math.inf, 2.0)),
+        3,
+    ),
+    "heads broadcast": lambda: (*problem(cloud(2, 1, 20, 4), cloud(1, 3, 12, 4, dead=True)), 3),
+    "one atom": lambda: (*problem(cloud(3, 1), cloud(1, 1)), 3),
+    "three leading axes": lambda: (*problem(cloud(2, 1, 2, 5, 2), cloud(7, 2)), 2),
+    "huge scores": lambda: (*problem(cloud(30, 2), cloud(20, 2), scale=1e4), 6),
+    "tiny temperature": lambda: (*problem(cloud(40, 3), cloud(40, 3), eps=1e-3), 6),
+    "rows of another length": lambda: (*problem(cloud(130, 2), cloud(3, 2)), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_steps_are_the_steps_one_by_one(case):
+    compare(*case())
+
+
+def test_symmetric_steps():
+    x, logs = cloud(2, 70, 2, dead=True)
+    for steps in (1, 4):  # potentials end on either side
+        compare(*problem((x, logs), (x, logs), eps=1.0, symmetric=True), steps)
+
+
+def test_a_start_far_away():
+    """The last log-integral is then hundreds off, and no shift for the next one."""
+    scores, marginals = problem(cloud(40, 2), cloud(30, 2), slack=(1.0, 0.5))
+    compare(scores, marginals, 3, start=1000 + torch.randn(30))
+    compare(scores, marginals, 3, start=-1000 + torch.randn(30))
+    start = torch.full((30,), torch.nan)  # what an atom without mass has does not matter
+    start[1:] = 0
+    marginals.log_b[0] = -torch.inf
+    found = alternate(scores, marginals, start, 3)
+    assert torch.equal(found, alternate(scores, marginals, start.nan_to_num(7.0), 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_points_in_half_precision(dtype):
+    (x, log_a), (y, log_b) = cloud(9, 2), cloud(12, 2)
+    compare(*problem((x.to(dtype), log_a), (y.to(dtype), log_b)), 2)
+
+
+def test_nan_stays_nan():
+    (x, log_a), k = cloud(6, 2), cloud(40, 2)
+    x[1] = torch.nan
+    scores, marginals = problem((x, log_a), k)
+    assert alternate(scores, marginals, torch.zeros(40), 2).isnan().all()
+
+
+def test_several_launches(monkeypatch):
+    scores, marginals = problem(cloud(9, 2), cloud(12, 2))
+    whole = alternate(scores, marginals, torch.zeros(12), 5)
+    monkeypatch.setattr(pf.ops.implementation("triton")._launch, "MOST", 2)
+    assert (alternate(scores, marginals, torch.zeros(12), 5) - whole).abs().max() < 1e-6
+
+
+def test_programs_fit_the_device():
+    """Those that wait for each other all run at once, and each has something to do."""
+    planned = pf.ops.implementation("triton")._launch.planned
+    for problems in (1, 3, 50, 1000, 5000):
+        for m, n in ((1, 1), (64, 64), (300, 7), (4096, 4096), (5000, 70_000)):
+            plan = planned(problems, m, n, 132)
+            assert 1 <= plan.programs <= -(-max(m, n) // plan.rows)
+            assert plan.programs == 1 or problems * plan.programs * plan.warps <= 16 * 132
+
+
+def test_gradients_go_through_the_steps():
+    """With gradients the steps are taken one by one; without, they are one launch."""
+    (x, log_a), k = cloud(6, 2), cloud(5, 2)
+    mu, nu = pf.Measure(x.requires_grad_(), log_weights=log_a), pf.Measure(k[0])
+    call = lambda: pf.relate(
+        mu, nu, affinity=pf.SquaredDistance(1.0), normaliser=pf.Sinkhorn(steps=3)
+    )
+    with torch.no_grad():
+        plain = call().g
+    assert (plain - call().g.detach()).abs().max() < 1e-6
+    (grad,) = torch.autograd.grad(call().g.square().sum(), x)
+    assert grad.abs().max() > 1e-3
+
+
+def test_where_steps_are_not_one_launch():
+    scores, marginals = problem(cloud(6, 2), cloud(5, 2))
+
+    def at_once(scores=scores, g=None, **changes):
+        changed = replace(marginals, **changes)
+        logs, g = (changed.log_a, changed.log_b), torch.zeros(5) if g is None else g
+        return scores.alternated(logs, g, (1.0, 1.0), None, False, 2) is not None
+
+    assert at_once()
+    assert not at_once(replace(scores, impl="streamed"))
+    assert not at_once(replace(scores, times=(torch.zeros(6), torch.zeros(5))))
+    assert not at_once(scores.to(torch.float64))
+    assert not at_once(g=torch.zeros(5).double())
+    assert not at_once(log_a=marginals.log_a.clone().requires_grad_())
+    wide, _ = problem(cloud(6, 5), cloud(5, 5))
+    assert not at_once(wide)
+    vmapped = torch.func.vmap(lambda g: alternate(scores, marginals, g, 2))(torch.zeros(2, 5))
+    assert (vmapped - alternate(scores, marginals, torch.zeros(5), 2)).abs().max() < 1e-6
+    with torch.autograd.forward_ad.dual_level():
+        g = torch.autograd.forward_ad.make_dual(torch.zeros(5), torch.ones(5))
+        assert not at_once(g=g)
+
+
+def test_the_operator_is_registered_right():
+    operator = pf.ops.implementation("triton").take_steps
+    (x, log_a), (y, log_b) = cloud(1, 2, 5, 2), cloud(1, 2, 4, 2)
+    arguments = ([x, y], [log_a, log_b], [], torch.zeros(1, 2, 4), 1.0, [1.0, 1.0], 1, False)
+    torch.library.opcheck(operator, arguments)
+    out = operator(*arguments[:3], torch.zeros(1, 2, 4, requires_grad=True), *arguments[4:])
+    with pytest.raises(NotImplementedError, match="one launch have no gradient"):
+        out.sum().backward()
+
+
+def test_compiles_without_a_break():
+    scores, marginals = problem(cloud(6, 2), cloud(5, 2), eps=1.0)
+    f = lambda g: alternate(scores, marginals, g, 2)
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(torch.zeros(5)), f(torch.zeros(5)))
+
+
+@gpu_only
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("sizes", [(5000, 5000), (4099, 63), (300, 9000)], ids=str)
+def test_several_programs(sizes, width):
+    m, n = sizes
+    compare(*problem(cloud(3, m, width, dead=True), cloud(3, n, width, dead=True), eps=0.5), 7)
+    compare(*problem(cloud(m, width), cloud(n, width), eps=0.05, slack=(1.0, 20.0)), 7)
+
+
+@gpu_only
+def test_many_small_problems():
+    compare(*problem(cloud(4096, 64, 3, dead=True), cloud(4096, 64, 3), eps=0.5), 20)
+    compare(*problem(cloud(70_000, 4, 2), cloud(70_000, 3, 2)), 3)
+
+
+@gpu_only
+def test_symmetric_steps_of_several_programs():
+    x, logs = cloud(5000, 3)
+    compare(*problem((x, logs), (x, logs), eps=0.5, symmetric=True), 11)
+
+
+@gpu_only
+def test_the_same_bits_each_time():
+    scores, marginals = problem(cloud(3, 4096, 3), cloud(3, 4096, 3), eps=0.1)
+    first, *others = (alternate(scores, marginals, torch.zeros(3, 4096), 50) for _ in range(5))
+    assert all(torch.equal(first, g) for g in others)
