@@ -157,13 +157,13 @@ def test_nan_stays_nan():
 def test_several_launches(monkeypatch):
     scores, marginals = problem(cloud(9, 2), cloud(12, 2))
     whole = alternate(scores, marginals, torch.zeros(12), 5)
-    monkeypatch.setattr(pf.ops.implementation("triton")._launch, "MOST", 2)
+    monkeypatch.setattr(pf.ops.implementation("triton")._steps, "MOST", 2)
     assert (alternate(scores, marginals, torch.zeros(12), 5) - whole).abs().max() < 1e-6
 
 
 def test_programs_fit_the_device():
     """Those that wait for each other all run at once, and each has something to do."""
-    planned = pf.ops.implementation("triton")._launch.planned
+    planned = pf.ops.implementation("triton")._steps.planned
     for problems in (1, 3, 50, 1000, 5000):
         for m, n in ((1, 1), (64, 64), (300, 7), (4096, 4096), (5000, 70_000)):
             plan = planned(problems, m, n, 132)

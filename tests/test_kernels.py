@@ -277,6 +277,7 @@ def test_decaying_sums_far_from_the_origin():
 
 
 def test_the_operator_of_decaying_sums_is_registered_right():
+    from pushforward.ops import kernels
     from pushforward.ops.kernels import _decay as decay
 
     x, y, v = (t[None, None].requires_grad_() for t in decaying(5, 9, 2, 2))
@@ -315,6 +316,7 @@ def test_large_problems(sizes, width, dtype):
 @pytest.mark.parametrize("sizes", [(1000, 4099), (63, 70_001), (4097, 1129)], ids=str)
 def test_large_decaying_sums(sizes, widths, power):
     """And the kernels are the default: the bits are theirs."""
+    from pushforward.ops import kernels
 
     tensors = decaying(*sizes, *widths, batch=(2,))
     compare_decay(tensors, power)
