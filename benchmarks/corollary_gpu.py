@@ -23,6 +23,7 @@ import json
 import time
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ from pushforward.fitting import (
 )
 
 HERE = Path(__file__).parent
+PICTURE = HERE.parent / "docs" / "assets" / "corollary_gpu.png"
 BEGIN, END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 LARGE = 262_144, 1_048_576
@@ -126,7 +128,9 @@ def scale():
         law, count = Mixtures(4, unequal=0.0), MEASURES if n <= 4096 else 1
         begin = time.perf_counter()
         (score,) = evaluate(model, flow, law, sizes=[n], measures=count, seed=3).rows
-        row["scale"].append(vars(score) | {"seconds": time.perf_counter() - begin})
+        spread = score.standard_error if count > 1 else None
+        about = {"standard_error": spread, "seconds": time.perf_counter() - begin}
+        row["scale"].append(vars(score) | about)
         print(row["scale"][-1], flush=True)
         write(folder / "row.json", row)
 
@@ -185,6 +189,42 @@ def page():
     (HERE / "corollary_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
     head, rest = PAGE.read_text().split(BEGIN)
     PAGE.write_text(f"{head}{BEGIN}\n{tables(found)}{END}{rest.split(END)[1]}")
+    draw(found)
+
+
+def draw(found):
+    """Errors by the number of atoms, errors during training, and the largest errors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.style.use(HERE.parent / "examples" / "style.mplstyle")
+    figure, (left, middle, right) = plt.subplots(1, 3)
+    for axis in (left, middle):
+        axis.set_yscale("log")
+    left.axvspan(16, 128, color="0.93")
+    for name, row in found.items():
+        kind, target = name.split("/")
+        style = {"color": f"C{list(targets()).index(target)}"}
+        style |= {"linestyle": "-" if kind == "gpu" else "--"}
+        words = {"cucker_smale": "Cucker-Smale"}.get(target, target)
+        label = f"{words}{'' if kind == 'gpu' else ', adversary'}"
+        scores = row["scores"]["equal"] + [s for s in row.get("scale", ()) if s["n"] in LARGE]
+        x, y = zip(*((s["n"], s["mean"]) for s in scores), strict=True)
+        left.plot(x, y, "o", label=label, markersize=4, **style)
+        curve = [(line["step"], line["error n = 128"]) for line in row["log"]]
+        middle.plot(*zip(*curve, strict=True), **style)
+        attacked = [(r["n"], r["found"]) for r in row["attack"]["rows"]]
+        right.plot(*zip(*attacked, strict=True), "s", markersize=4, **style)
+    left.set(xscale="log", xlabel="atoms", ylabel="error / displacement", title="Mean")
+    middle.set(xlabel="steps", title="During training")
+    right.set(xscale="log", yscale="log", xlabel="atoms", title="Largest found")
+    right.set_xticks(EFFORT.sizes, EFFORT.sizes)
+    right.minorticks_off()
+    figure.legend(loc="outside lower center", ncols=5)
+    figure.savefig(PICTURE)
+    plt.close(figure)
 
 
 def tables(found):
@@ -192,10 +232,11 @@ def tables(found):
     lines, cells = [next(iter(found.values()))["machine"], ""], []
     for name, row in found.items():
         for words in LAWS:
-            means = [
-                f"{share(s['mean'])} ± {share(s['standard_error'])}" for s in row["scores"][words]
-            ]
+            scores = row["scores"][words]
+            show = partial(share, digits=2 if scores[0]["mean"] > 1e-4 else 4)
+            means = [f"{show(s['mean'])} ± {show(s['standard_error'])}" for s in scores]
             cells.append([name, words, f"{row['seconds']:.0f}", *means])
+            cells.append(["", "W1 of 4 others", "", *(show(s["transport"]) for s in scores)])
     header = ["row", "weights", "seconds", *(f"{n:,} atoms" for n in SIZES)]
     lines += [table(header, cells), ""]
     cells = []
@@ -206,6 +247,13 @@ def tables(found):
         worst = [f"{share(r['found'])} ({r['gain']:+.0%})" for r in row["attack"]["rows"]]
         cells.append([name, share(draws), *worst, share(row.get("transfer"))])
     header = ["row", "worst draw", *(f"attack, {n} atoms" for n in EFFORT.sizes), "transfer"]
+    lines += [table(header, cells), ""]
+    cells = [
+        [f"{s['n']:,}", s["measures"], share(s["mean"]), share(s["standard_error"])]
+        for row in found.values()
+        for s in row.get("scale", ())
+    ]
+    header = ["gpu/cucker_smale, atoms", "measures", "mean error", "standard error"]
     return "\n".join([*lines, table(header, cells), ""])
 
 
