@@ -166,7 +166,7 @@ def memory(sizes, name):
     """Megabytes at the peak of some steps on the same batches, above what the process held."""
     pairs = flocks(sizes, 128, 1)
     step, source = stepper(MODELS[name]()), batches(pairs, 0)
-    step(pairs[:2])  # libraries, moments of the optimiser
+    step(next(source))  # libraries, compiled loops, moments of the optimiser
     return peak(lambda: [step(next(source)) for _ in range(6)])
 
 

@@ -35,6 +35,9 @@ from ._operators import fold
 from ._reductions import SMALL, fused_runs, kernels_run
 from .compiled import machine, radial, radial_gradient as gradient_loop
 
+FEW = 1 << 14
+"""Up to this many pairs a CPU forms tiles, which cost no compiling."""
+
 LOOPS = (0.5, 1.0)
 """The powers that compiled loops have; any other would need a logarithm for each pair."""
 
@@ -48,7 +51,7 @@ def decaying_sum(
 ) -> Float[Tensor, "*b m e"]:
     r"""The sums $\sum_jv_j\,(1+|x_i-y_j|^2)^{-p}$, in linear memory.
 
-    More than $2^{20}$ pairs on a CPU are summed in compiled loops, if there is the extra `fast`
+    More than $2^{14}$ pairs on a CPU are summed in compiled loops, if there is the extra `fast`
     and $p$ is $1/2$ or $1$. More than $2^{22}$ on an NVIDIA GPU are summed by a kernel, for every
     $p$, if points have at most four coordinates, values at most eight and neither is float64.
     Everything else goes by tiles of rows in PyTorch. There is no second derivative.
@@ -87,7 +90,7 @@ def _implementation(
 ) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
     """Tiles for few pairs; for many, what is compiled for the device, where there is something."""
     kind, batch = x.device.type, torch.broadcast_shapes(*(t.shape[:-2] for t in (x, y, v)))
-    few = SMALL["cpu" if kind == "cpu" else "cuda"]
+    few = FEW if kind == "cpu" else SMALL["cuda"]
     if prod(batch) * x.shape[-2] * y.shape[-2] <= few or not _plain(x, y, v):
         return _by_tiles
     if kind == "cpu" and power in LOOPS and fused_runs():

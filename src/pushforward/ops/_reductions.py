@@ -34,6 +34,9 @@ SMALL = {"cpu": 1 << 20, "cuda": 1 << 22}
 """Up to this many pairs of query and atom the dense reference is the default: there it takes a few
 megabytes, and has all derivatives."""
 
+COMPILED = 1 << 17
+"""The same on a CPU that has compiled loops. Above, they are faster, forwards and backwards."""
+
 
 def log_integral(
     q: Float[Tensor, "*#b m k"],
@@ -119,11 +122,13 @@ def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
     if k.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, k.shape[:-2])
     pairs = prod(batch) * q.shape[-2] * k.shape[-2]
-    few = SMALL["cpu" if q.device.type == "cpu" else "cuda"]
-    if pairs <= few:
+    on_cpu = q.device.type == "cpu"
+    if on_cpu and pairs > COMPILED and fused_runs():
+        return "fused"
+    if pairs <= SMALL["cpu" if on_cpu else "cuda"]:
         return "reference"
-    if q.device.type == "cpu":
-        return "fused" if fused_runs() else "streamed"
+    if on_cpu:
+        return "streamed"
     fits = max(q.shape[-1], v.shape[-1]) <= WIDEST
     single = all(t.dtype in (torch.float32, *HALF) for t in (q, k, v))
     if q.device.type == "cuda" and fits and single and _kernels_run():
