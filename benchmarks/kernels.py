@@ -5,9 +5,10 @@
     python benchmarks/kernels.py 'sinkhorn*'          # rows by name
     python benchmarks/kernels.py --page               # only tables and pictures
 
-A time is printed only after the result was compared with float64. Others are timed in the same
-run; one that is not installed is named. Writes results/kernels_cpu or kernels_cuda, .json and .md,
-and a picture for the docs. Rows that are not run again keep their figures, with commit and day.
+Our time is printed only after the result was compared with float64, and the results of others are
+compared where they are the same. Others are timed in the same run; one that is not installed is
+named. Writes results/kernels_cpu or kernels_cuda, .json and .md, and a picture for the docs. Rows
+that are not run again keep their figures, with commit and day.
 """
 
 import argparse

@@ -6,7 +6,7 @@ width, depth and effort changes at a time. The effort is how many atoms of a poo
 error join each step, beside 512 random ones; 0 is training without an adversary. Networks have a
 LayerNorm before each MLP, or before every layer.
 
-    python benchmarks/supremum.py           # 40 minutes on two cores; finished rows are kept
+    python benchmarks/supremum.py           # an hour on two cores; finished rows are kept
     python benchmarks/supremum.py --quick   # a minute, to see that it works
 
 Writes supremum.json, supremum.md and docs/assets/supremum.png.

@@ -310,3 +310,13 @@ def test_flocks_of_a_configuration(exponent):
     mu = measure(5, 4)
     expected = pf.fields.CuckerSmale(lambda r: 2 * (1 + r.square()) ** -exponent)
     assert worst(field(mu, mu.atoms), expected(mu, mu.atoms)) < 1e-14
+
+
+def test_flocks_say_their_influence():
+    """Two runs with different influences must not be taken for one."""
+    names = [repr(pf.fields.CuckerSmale(f)) for f in (None, pf.fields.Decay(1.0, 3.0), torch.exp)]
+    assert names == [
+        "CuckerSmale()",
+        "CuckerSmale(Decay(power=1.0, strength=3.0))",
+        "CuckerSmale(exp)",
+    ]

@@ -250,6 +250,7 @@ DECAYING = {
     "no coordinate": (4, 5, 0, 2, 1.0),
     "no atoms": (3, 0, 2, 2, 0.5),
     "no sums": (0, 3, 2, 2, 0.5),
+    "whole and large": (9, 33, 2, 2, 5.0),
 }
 
 

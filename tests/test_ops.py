@@ -361,3 +361,21 @@ def test_whole_times_are_not_rounded_beside_float32():
         for impl in here():
             got = ops.average(q, k, v, b, times=(queries, keys), impl=impl)
             assert torch.equal(got, v[:1].expand(3, 2))
+
+
+def test_tiles_of_decaying_sums_count_all_problems(monkeypatch):
+    """Also those that only the terms have."""
+    from pushforward._tools import tiles
+    from pushforward.ops import _radial
+
+    sizes, whole = [], tiles.distance_matrix
+
+    def watched(x, y):
+        sizes.append(whole(x, y).numel())
+        return whole(x, y)
+
+    monkeypatch.setattr(_radial, "distance_matrix", watched)
+    ops.decaying_sum(
+        torch.randn(1200, 2), torch.randn(16, 1200, 2), torch.randn(1200, 1), power=0.7
+    )
+    assert max(sizes) <= tiles.TILE["cpu"] and sum(sizes) == 16 * 1200**2

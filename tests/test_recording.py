@@ -1,10 +1,19 @@
-"""Training by CUDA graphs; all but the refusals run on a GPU, with `--device cuda`."""
+"""Training by CUDA graphs: on a GPU with `--device cuda`, elsewhere what surrounds the graphs."""
 
 import pytest
 import torch
 
 import pushforward as pf
-from pushforward.fitting import Adversary, Batches, Evaluation, Mixtures, Training
+from pushforward.fitting import (
+    Adversary,
+    Batches,
+    Evaluation,
+    Mixtures,
+    Optimiser,
+    Training,
+    _fit,
+    _recording,
+)
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,6 +48,99 @@ def learn(steps=12, dropout=0.0, folder=None, resume=None, **kwargs):
         model(dropout), target=flow(), law=Mixtures(2), steps=steps, out=folder, resume=resume,
         training=training(**kwargs),
     )  # fmt: skip
+
+
+def run_again(run, pool):
+    """Instead of a graph: the passes, whose results are put where the first ones were."""
+    run()
+    result = run()
+
+    def launch():
+        for kept, new in zip(result, run(), strict=True):
+            if kept is not None:
+                kept.copy_(new)
+
+    return launch, result
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("the graphs themselves are tested here")
+    recorder = lambda loop: _recording.Recorder(loop.model, loop.task)
+    monkeypatch.setattr(_fit._Loop, "_recorder", recorder)
+    monkeypatch.setattr(_recording, "recorded", run_again)
+
+
+class Odd(pf.InContextMap):
+    """A model with a parameter that is not used, one that is frozen, and a buffer that counts."""
+
+    def __init__(self, replaced=False):
+        super().__init__()
+        self.inner, self.replaced = model(), replaced
+        self.unused = torch.nn.Parameter(torch.ones(2, 2))
+        self.frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def evaluate(self, mu, x):
+        if self.replaced:
+            self.calls = self.calls + 1
+        else:
+            self.calls += 1
+        return self.inner(mu, x) * self.frozen
+
+
+class Constant(pf.InContextMap):
+    """Its image does not depend on the measure, nor does that of the target."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = torch.nn.Parameter(torch.zeros(2))
+
+    def evaluate(self, mu, x):
+        return x.detach() + self.place
+
+
+def test_steps_around_the_graphs(without_gpu):
+    """Unused parameters keep their values, whatever the weight decay, as in eager steps."""
+    found = []
+    for graphs in (False, True):
+        rule = Optimiser(weight_decay=1.0)
+        settings = training(cuda_graphs=graphs, optimiser=rule)
+        result = pf.fit(Odd(), target=flow(), law=Mixtures(2), steps=12, training=settings)
+        found.append(result.model)
+    for (name, a), (_, b) in zip(*(m.state_dict().items() for m in found), strict=True):
+        assert name == "calls" or (a - b).norm() <= 1e-5 * a.norm()
+    assert found[1].unused.eq(1).all()
+
+
+def test_what_is_refused_while_recording(without_gpu):
+    settings = training(cuda_graphs=True)
+    learn = lambda m, target: pf.fit(m, target=target, law=Mixtures(2), steps=2, training=settings)
+    with pytest.raises(ValueError, match="buffer `calls` of the model must be changed in place"):
+        learn(Odd(replaced=True), flow())
+    with pytest.raises(ValueError, match="does not depend on the measures of the adversary"):
+        learn(Constant(), pf.Pointwise(lambda x: x.detach(), dim=2, out_dim=2))
+
+
+@on_gpu
+def test_sinkhorn_steps_in_a_graph():
+    """A target whose steps are one launch of programs that wait for each other."""
+    near, to = pf.SquaredDistance(0.5), pf.Sinkhorn(steps=5)
+
+    class Barycentric(pf.InContextMap):
+        def evaluate(self, mu, x):
+            return pf.relate(mu, mu, affinity=near, normaliser=to).apply(mu.atoms)
+
+    batches = Batches(sizes=(2100, 2100), atoms=4200)
+    losses = [
+        pf.fit(
+            model(), target=Barycentric(), law=Mixtures(2), steps=4,
+            training=Training(cuda_graphs=graphs, batches=batches),
+        ).log[-1]["loss"]
+        for graphs in (False, True)
+    ]  # fmt: skip
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @on_gpu

@@ -116,7 +116,7 @@ def check_flags(**flags: bool | None) -> None:
     """Raise unless every flag is True or False; `progress` may be None, for its default."""
     for name, flag in flags.items():
         if not isinstance(flag, bool) and not (name == "progress" and flag is None):
-            raise TypeError(f"`{name}` must be True or False, got {_kind(flag)}.")
+            raise TypeError(f"`{name}` must be True or False, got {flag!r} ({_kind(flag)}).")
 
 
 def check_generator(generator: torch.Generator | None) -> None:
@@ -201,14 +201,14 @@ def check_number(name: str, value: float, *, least: float = 0.0, fix: str = "") 
     _check_real(name, value, fix)
     if not value > least:
         than = "positive" if least == 0 else f"above {least:g}"
-        raise ValueError(f"`{name}` must be {than}, got {value}.")
+        raise ValueError(f"`{name}` must be {than}, got {value}. {fix}".rstrip())
 
 
 def check_finite(name: str, value: float, *, fix: str = "") -> None:
     """Raise unless `value` is a finite number."""
     _check_real(name, value, fix)
     if not abs(value) < math.inf:
-        raise ValueError(f"`{name}` must be finite, got {value}.")
+        raise ValueError(f"`{name}` must be finite, got {value}. {fix}".rstrip())
 
 
 def check_range(name: str, value: float, least: float, below: float = math.inf) -> None:

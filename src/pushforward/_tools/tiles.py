@@ -18,7 +18,8 @@ def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
 
     They come from differences: PyTorch's default, $|x|^2+|y|^2-2xy$, loses half the digits.
     """
-    if x.is_cuda and x.shape[-1] <= FEW:
+    few = x.shape[-1] <= FEW and x.numel() * y.shape[-2] <= TILE["cuda"]
+    if x.is_cuda and few:
         return (x[..., :, None, :] - y[..., None, :, :]).norm(dim=-1)
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 

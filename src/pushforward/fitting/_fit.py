@@ -310,8 +310,9 @@ class _Loop:
             )
         if not isinstance(self.task, Simulation) or not self.task.in_context:
             raise ValueError(
-                "`Training(cuda_graphs=True)` needs an in-context map as the `target`: batches of "
-                "pairs have too many shapes. Leave it out."
+                "`Training(cuda_graphs=True)` needs an in-context map as the `target`, whose "
+                "batches have few shapes, got pairs, a function of measures or another task. "
+                "Leave it out."
             )
         return Recorder(self.model, self.task, half=self.training.precision == "bfloat16")
 

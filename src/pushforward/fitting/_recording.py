@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..measures import Measure
 from .judging import Climbers
-from .problems import Example, Simulation
+from .problems import Simulation
 
 
 class Gradients(NamedTuple):
@@ -39,7 +40,7 @@ class Recorder:
 
     A step of a small network is thousands of short kernels, and a GPU waits for Python to launch
     them. A graph launches all at once. It is recorded for every shape of batch, the first time
-    that it comes.
+    that it comes, and kept.
 
     Args:
         model: what is trained.
@@ -51,9 +52,9 @@ class Recorder:
         self.model, self.task, self.half = model, task, half
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         for p in self.parameters:
-            p.grad = torch.zeros_like(p)
+            p.grad = None
         self.replays: dict[tuple, Replay] = {}
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def gradients(
         self, generator: torch.Generator, index: int, climbers: Climbers | None
@@ -70,15 +71,18 @@ class Recorder:
         if climbers is not None:
             batches.append(Measure.unchecked(*climbers.choose(generator, index)))
             replays.append(self._ready(batches[1], climbing=True))
-        torch._foreach_zero_(self._sums())
+        torch._foreach_zero_(self._accumulated())
         found = [replay(mu) for replay, mu in zip(replays, batches, strict=True)]
         if climbers is not None:
             climbers.x.grad, climbers.logs.grad = found[1].points, found[1].logs
         return found[0].loss, found[-1].each
 
     def _ready(self, mu: Measure, *, climbing: bool) -> Replay:
-        """What replays the passes over measures of these shapes. Gradients of the model change."""
-        key = (mu.atoms.shape, mu.times is not None, climbing)
+        """What replays the passes over measures of these shapes.
+
+        Recording overwrites the gradients of the model.
+        """
+        key = (climbing, *((t.shape, t.dtype) for t in _tensors(mu)))
         if key not in self.replays:
             self.replays[key] = self._record(mu, climbing)
         return self.replays[key]
@@ -86,15 +90,9 @@ class Recorder:
     def _record(self, mu: Measure, climbing: bool) -> Replay:
         """Run the passes once, so that everything is compiled and allocated, then record them."""
         kept = [t.detach().clone() for t in _tensors(mu)]
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with _undone(self.model):
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._passes(kept, climbing)
-            torch.cuda.current_stream().wait_stream(side)
             try:
-                with torch.cuda.graph(graph, pool=self.pool):
-                    result = self._passes(kept, climbing)
+                launch, result = recorded(partial(self._passes, kept, climbing), self.pool)
             except RuntimeError as error:
                 error.add_note(
                     "While a CUDA graph is recorded, model, target and loss must not look at "
@@ -105,7 +103,7 @@ class Recorder:
         def replay(mu: Measure) -> Gradients:
             with torch.no_grad():
                 torch._foreach_copy_(kept, _tensors(mu))
-            graph.replay()
+            launch()
             # All graphs compute in the same memory, so what they leave behind is copied.
             copied = [None if t is None else t.clone() for t in result]
             return Gradients(*copied)  # type: ignore[arg-type]
@@ -116,20 +114,27 @@ class Recorder:
         """Losses, and their gradients, which are added to those of the parameters."""
         points, logs, *times = tensors
         if climbing:
-            points, logs = points.requires_grad_(), logs.requires_grad_()
-            mu = Measure.unchecked(points, logs.log_softmax(-1), *times)
-            example = Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
+            example = Climbers.posed(self.task, points.requires_grad_(), logs.requires_grad_())
         else:
             example = self.task.solved(Measure.unchecked(points, logs, *times))
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.half, cache_enabled=False):
+        with torch.autocast(points.device.type, torch.bfloat16, self.half, cache_enabled=False):
             losses = self.task.losses(self.model, example)
-        loss, wanted = losses.mean(), [*self.parameters, *((points, logs) if climbing else ())]
-        found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-        count = len(self.parameters)
-        torch._foreach_add_(self._sums(), list(found[:count]))  # type: ignore[arg-type]
-        return Gradients(loss.detach(), losses.detach(), *(found[count:] or (None, None)))
+        loss, own = losses.mean(), (points, logs) if climbing else ()
+        found = torch.autograd.grad(loss, [*self.parameters, *own], allow_unused=True)
+        self._accumulate(found[: len(self.parameters)])
+        return Gradients(
+            loss.detach(), losses.detach(), *(found[len(self.parameters) :] or (None, None))
+        )
 
-    def _sums(self) -> list[Tensor]:
+    def _accumulate(self, found: Sequence[Tensor | None]) -> None:
+        """Add gradients to those of the parameters; parameters that are not used get none."""
+        used = [(p, g) for p, g in zip(self.parameters, found, strict=True) if g is not None]
+        for p, _ in used:
+            if p.grad is None:  # while everything is run once, not while it is recorded
+                p.grad = torch.zeros_like(p)
+        torch._foreach_add_([p.grad for p, _ in used], [g for _, g in used])  # type: ignore
+
+    def _accumulated(self) -> list[Tensor]:
         """The gradients of the parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
@@ -139,11 +144,41 @@ def _tensors(mu: Measure) -> list[Tensor]:
     return [mu.atoms, mu.log_weights] + ([] if mu.times is None else [mu.times])
 
 
+def recorded(run: Callable[[], Gradients], pool: Any) -> tuple[Callable[[], None], Gradients]:
+    """What launches a run again, and where it leaves its results.
+
+    It is run once before, so that everything is compiled and allocated.
+
+    Args:
+        run: the passes.
+        pool: the memory that all graphs share.
+    """
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph, pool=pool):
+        result = run()
+    return graph.replay, result
+
+
 @contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """Afterwards random numbers and the buffers of a model go on as if nothing had been."""
-    state, buffers = torch.cuda.get_rng_state(), [b.clone() for b in model.buffers()]
-    yield
-    torch.cuda.set_rng_state(state)
-    for own, before in zip(model.buffers(), buffers, strict=True):
-        own.copy_(before)
+    """Afterwards random numbers and the buffers of a model are as before."""
+    state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    buffers = dict(model.named_buffers())
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    try:
+        yield
+    finally:
+        if state is not None:
+            torch.cuda.set_rng_state(state)
+        for name, buffer in buffers.items():
+            buffer.copy_(before[name])
+    for name, buffer in model.named_buffers():
+        if buffer is not buffers.get(name):
+            raise ValueError(
+                f"The buffer `{name}` of the model must be changed in place while a CUDA graph is "
+                "recorded, as by `copy_`, but was replaced. Or train with `cuda_graphs=False`."
+            )

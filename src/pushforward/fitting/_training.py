@@ -127,8 +127,11 @@ class Training:
         precision: "float32", or "bfloat16" for products of matrices.
         seed: everything random follows from it and from the number of the step.
         cuda_graphs: whether the launches of a step are recorded once for each shape of batch and
-            replayed, on an NVIDIA GPU. Small networks train several times faster. Model and target
-            must not look at values, as `.item()` and `if` do.
+            replayed, on an NVIDIA GPU. Small networks train several times faster. Model, target
+            and loss must not look at values, as `.item()` and `if` do. Their Python code runs only
+            while a shape is recorded: what it counts stands still afterwards, and later batches
+            are not checked. Every number of atoms is a shape, so few `sizes` of batches, and long
+            runs, gain most.
     """
 
     loss: Loss | None = None

@@ -158,7 +158,7 @@ def token_study(
     _check_different("sizes", sizes)
     check_callable("law", law, "a function `law(n, generator)` that draws a measure of n atoms")
     check_seed(seed)
-    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    generator = torch.Generator(torch.empty(0).device).manual_seed(seed)
     if queries is None:
         queries = _draw(law, 8, generator).atoms
     check_floating("queries", queries, "(m, d)", 2)

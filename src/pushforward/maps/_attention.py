@@ -1,5 +1,7 @@
 r"""Attention: integrals $\int V y\,\pi(dy|x)$ against a relation of queries and keys."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -292,7 +294,7 @@ def _projection(dim: int, width: int) -> nn.Linear:
     That is Xavier's uniform law for the three matrices as one. The law of `nn.Linear` has two
     thirds of its variance, and networks with it train more slowly.
     """
-    where = torch.get_default_device()
+    where = torch.empty(0).device  # PyTorch 2.9 cannot name the default after it was taken back
     linear = nn.utils.skip_init(nn.Linear, dim, width, bias=False, device=where)
     bound = math.sqrt(6 / (dim + 3 * width))
     nn.init.uniform_(linear.weight, -bound, bound)

@@ -15,6 +15,7 @@ from .._tools.linkage import label_points
 from .._tools.precision import wide
 from ._clouds import Cloud, strip
 
+LISTED = np.ndarray, list, tuple
 Listed = np.ndarray | list | tuple
 """Numbers that are no tensor yet."""
 
@@ -62,7 +63,7 @@ def to_tensor(
     Integers keep their dtype. Floating-point numbers get the one given; without it, arrays keep
     theirs, and lists get the default one. Arrays share their memory with the tensor if they can.
     """
-    if not isinstance(given, Listed):
+    if not isinstance(given, LISTED):  # the compiler of PyTorch 2.9 knows no unions
         return given
     array = _array(name, given)
     if not isinstance(given, np.ndarray) and dtype is None:

@@ -116,7 +116,8 @@ def _by_tiles(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     def part(rows: slice) -> Tensor:
         return _decay(distance_matrix(x[..., rows, :], y), power) @ v
 
-    tiles = row_tiles(x.shape[-2], prod(x.shape[:-2]) * y.shape[-2], x.device) or [slice(0, 0)]
+    batch = prod(torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+    tiles = row_tiles(x.shape[-2], batch * y.shape[-2], x.device) or [slice(0, 0)]
     images = list(over_tiles(part, tiles))
     return images[0] if len(images) == 1 else torch.cat(images, -2)
 

@@ -82,8 +82,13 @@ class Climbers:
     def example(self, generator: torch.Generator, index: int) -> Example:
         """Some of the measures, whose gradients say where to climb, and their images."""
         x, logs = self.choose(generator, index)
-        mu = Measure.unchecked(x.requires_grad_(), logs.requires_grad_().log_softmax(-1))
-        return Example(mu, self.task.target.push(mu))  # type: ignore[union-attr]
+        return self.posed(self.task, x.requires_grad_(), logs.requires_grad_())
+
+    @staticmethod
+    def posed(task: Simulation, x: Tensor, logs: Tensor) -> Example:
+        """Measures of atoms and log-weights, and their images, with gradients through both."""
+        mu = Measure.unchecked(x, logs.log_softmax(-1))
+        return Example(mu, task.target.push(mu))  # type: ignore[union-attr]
 
     def choose(self, generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
         """Atoms and log-weights of some of the measures, the next that climb."""

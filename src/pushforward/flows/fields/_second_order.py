@@ -78,7 +78,7 @@ class Decay:
     than calling a function of all distances.
 
     Args:
-        power: $p>0$. Up to $1/2$ every flock stays together.
+        power: $p>0$. Up to $1/2$ every flock stays together, if $\kappa>0$.
         strength: $\kappa$.
 
     Examples:
@@ -90,9 +90,10 @@ class Decay:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("power", self.power)
-        check_finite("power", self.power)
-        check_finite("strength", self.strength)
+        fix = "An influence that does not decay is a function: `lambda r: torch.ones_like(r)`."
+        check_number("power", self.power, fix=fix)
+        check_finite("power", self.power, fix=fix)
+        check_finite("strength", self.strength, fix="For example `strength=1.0`.")
 
     def __call__(self, r: Tensor) -> Tensor:
         """The influence at distances `r`."""
@@ -121,8 +122,16 @@ class CuckerSmale(Field):
     def __init__(self, influence: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         if influence is not None:
-            check_callable("influence", influence, "a function of distances")
+            check_callable(
+                "influence", influence, "a `pf.fields.Decay` or a function of distances"
+            )
         self.influence = Decay() if influence is None else influence
+
+    def extra_repr(self) -> str:
+        """The influence, by which runs and reports tell fields apart."""
+        if isinstance(self.influence, Decay):
+            return "" if self.influence == Decay() else repr(self.influence)
+        return getattr(self.influence, "__name__", type(self.influence).__name__)
 
     def evaluate(self, mu: Measure, x: Queries) -> Images:
         y, w = halves(widen(mu.atoms))

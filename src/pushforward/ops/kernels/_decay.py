@@ -30,7 +30,7 @@ class Power(NamedTuple):
 
     @staticmethod
     def of(power: float) -> Power:
-        """As many factors as there are in it; so little is left, and its rounding is small."""
+        """As many factors as there are in it, up to 8."""
         halves = min(int(2 * power), MOST_FACTORS)
         return Power(halves, power - halves / 2)
 
