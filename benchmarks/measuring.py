@@ -211,7 +211,8 @@ def figures(row, first, call, limits):
         for key in ("forward", "both")
         if first.get(key) and call.get(key) and first is not call
     ]
-    rate = f"{row.pairs / call['forward'] / 1e9:,.0f}" if row.pairs else ""
+    rate = row.pairs / call["forward"] / 1e9
+    rate = "" if not row.pairs else f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"
     share = ""
     if limits and row.pairs:
         most = max(row.pairs / limits["exponentials"], row.products / limits["products"])

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .._tools.tiles import row_tiles
 from .._tools.types import Bias, Images, Values
-from ..affinities import Kernel, Scores
+from ..affinities import Kernel, PointScores, Scores
+from ..ops import runnable
 from ._problem import Point, Problem, step
 
 MEMORY = {"cpu": 1 << 30, "cuda": 1 << 33}
@@ -29,6 +30,11 @@ below $e^{-87}$ and $e^{-700}$, then still do not matter."""
 FLOAT32_TOL, FLOAT32_SIZE = 1e-6, 1 << 22
 """A kernel with more entries is stored in float32 if the tolerance is not smaller. Rounding the
 entries causes a marginal error of 1.2e-7, and a product reads half the bytes."""
+
+
+STREAMED, NARROW = 1 << 23, 16
+"""From this many pairs on, compiled loops on points of at most so many coordinates form all scores
+in float32 again faster than a stored kernel is made and read."""
 
 
 class StoredKernel(Kernel):
@@ -152,6 +158,15 @@ def _allocate(scores: Scores, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.empty(scores.shape, kind))
 
 
+def _streams(scores: Scores) -> bool:
+    """Whether forming the scores in every step is faster than storing the kernel."""
+    if not isinstance(scores, PointScores) or scores.impl not in (None, "fused"):
+        return False
+    many = scores.shape.numel() >= STREAMED and scores.keys.points.shape[-1] <= NARROW
+    single = scores.dtype == torch.float32 and scores.device.type == "cpu"
+    return many and single and "fused" in runnable("cpu", torch.float32)
+
+
 def _fits(scores: Scores, dtype: torch.dtype, memory: int | None) -> bool:
     """Whether the kernel takes no more than `memory` bytes."""
     if memory is None:
@@ -183,6 +198,7 @@ class KernelCache:
         self, scores: Scores, problem: Problem, tol: float, memory: int | None,
         scores_rounding: float = 0.0,
     ) -> None:  # fmt: skip
+        memory = 0 if memory is None and _streams(scores) else memory
         self.scores, self.problem, self.tol, self.memory = scores, problem, tol, memory
         self.scores_rounding = scores_rounding
         float32 = tol >= FLOAT32_TOL and scores.shape.numel() > FLOAT32_SIZE
