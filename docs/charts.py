@@ -95,7 +95,7 @@ def memory() -> Figure:
     rows = json.loads((RESULTS / "results.json").read_text())["memory"]
     figure, (ax,) = panels(1)
     sizes = [2048, 8192, 32768]
-    for row, mark in zip(rows, "os^Dv", strict=True):
+    for row, mark in zip(rows, "os^Dv<>", strict=True):
         ax.plot(sizes, [number(cell) for cell in row[1:4]], f"{mark}-", label=row[0])
     ax.plot(sizes, [4 * n * n / 1e6 for n in sizes], "--", color="C4", label="one dense matrix")
     loglog(ax, sizes, xlabel="queries and keys", ylabel="MB at the peak")
