@@ -147,10 +147,8 @@ def finished():
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
-def share(value, digits=2):
-    if value is None:
-        return ""
-    return f"{100 * value:.{digits}f} %"
+def share(value):
+    return "" if value is None else f"{100 * value:.2f} %"
 
 
 def errors(row, words):

@@ -23,7 +23,6 @@ import json
 import time
 from dataclasses import replace
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -234,10 +233,12 @@ def tables(found):
     for name, row in found.items():
         for words in LAWS:
             scores = row["scores"][words]
-            show = partial(share, digits=2 if scores[0]["mean"] > 1e-4 else 4)
+            digits = 2 if scores[0]["mean"] > 1e-4 else 4
+            show = lambda x, digits=digits: "" if x is None else f"{100 * x:.{digits}f}"
             means = [f"{show(s['mean'])} ± {show(s['standard_error'])}" for s in scores]
             cells.append([name, words, f"{row['seconds']:.0f}", *means])
             cells.append(["", "W1 of 4 others", "", *(show(s["transport"]) for s in scores)])
+    lines += ["Mean errors and their standard errors in per cent of the displacement:", ""]
     header = ["row", "weights", "seconds", *(f"{n:,} atoms" for n in SIZES)]
     lines += [table(header, cells), ""]
     cells = []

@@ -136,7 +136,10 @@ def inside_keys(q, k, v, bias, scale):
     def run():
         ones = torch.ones_like(q[..., :1])
         keys = torch.cat([k, bias[..., None] / scale], -1)
-        return sdpa(torch.cat([q, ones], -1)[None], keys[None], v[None], scale=scale)[0]
+        values = torch.cat([v, ones], -1)  # as wide as the others, or no fast kernel takes them
+        return sdpa(torch.cat([q, ones], -1)[None], keys[None], values[None], scale=scale)[
+            0, ..., : v.shape[-1]
+        ]
 
     return run
 

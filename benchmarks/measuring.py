@@ -180,8 +180,10 @@ def write(file, text):
 def markdown(rows, found):
     """A table for each machine and day: a line for each implementation of each row."""
     parts = []
+    header = ["", "", "forward, ms", "with gradients, ms", "ours / it", "Gpairs/s", "of the limit",
+              "memory, MiB", "error"]  # fmt: skip
     for about in dict.fromkeys(entry["about"] for entry in found.values()):
-        cells = []
+        cells, absent = [], {}
         for row in rows:
             entry = found.get(row.name)
             if entry is None or entry["about"] != about:
@@ -191,11 +193,16 @@ def markdown(rows, found):
             for k, (name, call) in enumerate(calls.items()):
                 line = figures(row, first, call, entry.get("limits"))
                 cells.append([row.words if k == 0 else "", name, *line])
-            cells += [["", name, f"not run: {why}"] for name, why in row.absent.items()]
-        header = ["", "", "forward, ms", "with gradients, ms", "ours / it", "Gpairs/s",
-                  "of the limit", "memory, MiB", "error"]  # fmt: skip
-        width = len(header)
-        parts += [about, "", table(header, [c + [""] * (width - len(c)) for c in cells]), ""]
+            absent |= row.absent
+        if not cells:
+            continue
+        cells = [c + [""] * (len(header) - len(c)) for c in cells]
+        columns = [k for k in range(len(header)) if k < 2 or any(c[k] for c in cells)]
+        shown = [[c[k] for k in columns] for c in [header, *cells]]
+        parts += [about, "", table(shown[0], shown[1:]), ""]
+        if absent:
+            words = ", ".join(f"{name} ({why})" for name, why in absent.items())
+            parts += [f"Not run there: {words}.", ""]
     return "\n".join(parts)
 
 
