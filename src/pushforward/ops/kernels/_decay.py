@@ -1,7 +1,5 @@
 """Decaying sums on a GPU: their launches, and the operator with its gradients."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ class Power(NamedTuple):
     rest: float
 
     @staticmethod
-    def of(power: float) -> Power:
+    def of(power: float) -> "Power":
         """As many factors as there are in it, up to 8."""
         halves = min(int(2 * power), MOST_FACTORS)
         return Power(halves, power - halves / 2)

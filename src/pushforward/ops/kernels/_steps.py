@@ -1,7 +1,5 @@
 """Many Sinkhorn steps in one launch, and their operator."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 
