@@ -1,5 +1,19 @@
 """Triton's interpreter for machines without a GPU: the kernels run, slowly, on the CPU."""
 
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+
+def on_gpu() -> bool:
+    """Whether kernels run on a GPU; else they are interpreted. Without Triton skip the module."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed: pip install triton==3.6.0", allow_module_level=True)
+    if not torch.cuda.is_available():
+        mend()
+    return torch.cuda.is_available()
+
 
 def mend() -> None:
     """Add two things that the interpreter of Triton 3.6 lacks.

@@ -6,7 +6,6 @@ that wait for each other run on a GPU only (`--device cuda`).
 
 import math
 from dataclasses import replace
-from importlib.util import find_spec
 
 import interpreter
 import pytest
@@ -16,11 +15,7 @@ import pushforward as pf
 from pushforward.affinities import Features, PointScores
 from pushforward.sinkhorn import Problem, alternate
 
-if find_spec("triton") is None:
-    pytest.skip("Triton is not installed: pip install triton==3.6.0", allow_module_level=True)
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    interpreter.mend()
+ON_GPU = interpreter.on_gpu()
 
 pytestmark = pytest.mark.unhooked  # checks of shapes would wrap the kernels themselves
 

@@ -4,8 +4,6 @@ The interpreter runs the same code on the CPU, slowly, so problems are small; th
 and their tails are masked all the same. On a GPU larger problems follow.
 """
 
-from importlib.util import find_spec
-
 import interpreter
 import pytest
 import torch
@@ -13,11 +11,7 @@ import torch
 from pushforward import ops
 from pushforward.ops import _radial
 
-if find_spec("triton") is None:
-    pytest.skip("Triton is not installed: pip install triton==3.6.0", allow_module_level=True)
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    interpreter.mend()
+ON_GPU = interpreter.on_gpu()
 
 pytestmark = pytest.mark.unhooked  # checks of shapes would wrap the kernels themselves
 

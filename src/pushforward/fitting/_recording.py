@@ -78,9 +78,10 @@ class Recorder:
         return found[0].loss, found[-1].each
 
     def _ready(self, mu: Measure, *, climbing: bool) -> Replay:
-        """What replays the passes over measures of these shapes.
+        """A function that replays the passes over measures of these shapes.
 
-        Recording overwrites the gradients of the model.
+        It is recorded when they come for the first time, which overwrites the gradients of the
+        model.
         """
         key = (climbing, *((t.shape, t.dtype) for t in _tensors(mu)))
         if key not in self.replays:
@@ -140,12 +141,12 @@ class Recorder:
 
 
 def _tensors(mu: Measure) -> list[Tensor]:
-    """What a measure is made of."""
+    """The tensors of a measure."""
     return [mu.atoms, mu.log_weights] + ([] if mu.times is None else [mu.times])
 
 
 def recorded(run: Callable[[], Gradients], pool: Any) -> tuple[Callable[[], None], Gradients]:
-    """What launches a run again, and where it leaves its results.
+    """A function that launches a run again, and the tensors where it leaves its results.
 
     It is run once before, so that everything is compiled and allocated.
 
@@ -165,7 +166,7 @@ def recorded(run: Callable[[], Gradients], pool: Any) -> tuple[Callable[[], None
 
 @contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """Afterwards random numbers and the buffers of a model are as before."""
+    """Restore random numbers and the buffers of a model afterwards."""
     state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     buffers = dict(model.named_buffers())
     before = {name: buffer.clone() for name, buffer in buffers.items()}

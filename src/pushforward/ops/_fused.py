@@ -160,7 +160,7 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
 
 
 class _View:
-    """The arguments as the loops want them: contiguous, and sorted where there are times."""
+    """The arguments as the loops read them: contiguous, and sorted if there are times."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: MaybeTimes) -> None:
         query_times, key_times = clock
@@ -184,7 +184,9 @@ class _View:
         self.inputs = [t.contiguous() for t in (q, k, v, bias)]
 
     def _sorted_by_time(self, asked: Tensor, told: Tensor, dead: Tensor) -> Tensor:
-        """Atoms by time, those without mass last; queries by how many atoms they see, falling.
+        """Sort atoms by time, those without mass last, and queries by how many atoms they see.
+
+        The query that sees most comes first.
 
         A time that is NaN is neither before nor after another, so it hides nothing.
         """

@@ -88,7 +88,7 @@ def decaying_sum(
 def _implementation(
     x: Tensor, y: Tensor, v: Tensor, power: float
 ) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
-    """Tiles for few pairs; for many, what is compiled for the device, where there is something."""
+    """The default: tiles for few pairs; for many, compiled code if the device has any."""
     kind, batch = x.device.type, torch.broadcast_shapes(*(t.shape[:-2] for t in (x, y, v)))
     few = FEW if kind == "cpu" else SMALL["cuda"]
     if prod(batch) * x.shape[-2] * y.shape[-2] <= few or not _plain(x, y, v):

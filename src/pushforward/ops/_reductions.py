@@ -117,7 +117,7 @@ def _check(scale: float, guard: bool) -> None:
 
 
 def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
-    """Dense for few pairs; for many, what is compiled for the device, else streamed."""
+    """The default: the reference for few pairs, else compiled code if there is any, or tiles."""
     batch = q.shape[:-2]
     if k.shape[:-2] != batch:
         batch = torch.broadcast_shapes(batch, k.shape[:-2])

@@ -66,7 +66,7 @@ class Adversary:
 
 
 class Climbers:
-    """The measures of an adversary, as they are now.
+    """The measures of an adversary in the course of training.
 
     Args:
         adversary: how they climb.
@@ -91,7 +91,7 @@ class Climbers:
         return Example(mu, task.target.push(mu))  # type: ignore[union-attr]
 
     def choose(self, generator: torch.Generator, index: int) -> tuple[Tensor, Tensor]:
-        """Atoms and log-weights of some of the measures, the next that climb."""
+        """Choose the measures that climb in this step: their atoms and log-weights."""
         self.n = Random(index).choice(self.adversary.sizes)
         count = min(self.adversary.count, max(1, self.adversary.atoms // self.n))
         where = generator.device

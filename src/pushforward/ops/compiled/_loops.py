@@ -137,7 +137,7 @@ def backward_queries(bits: int, machine: Machine, d: int, e: int, masked: bool) 
 
 @cache
 def backward_atoms(bits: int, machine: Machine, d: int, e: int, masked: bool) -> Compiled:
-    r"""Gradients in keys, values and bias, with the same $P$; atoms stand in the lanes.
+    r"""Gradients in keys, values and bias, with the same $P$; each lane has an atom.
 
     $v'_j=\sum_iP_{ij}o'_i$, $k'_j=\sum_iS'_{ij}q_i$ and $b'_j=\sum_iS'_{ij}$, where
     $S'_{ij}=P_{ij}(\langle o'_i,v_j\rangle+\lambda_i)$.

@@ -65,7 +65,7 @@ class Sweep(Program):
         return [self.variable(x) for x in self.same(number)]
 
     def turn(self, source: Value, row0: Value, d: int, target: Value, kind: str = "num") -> None:
-        """Rows of width `d` into lanes; the last row stands in for rows beyond the end."""
+        """Copy rows of width `d` into lanes, one row to a lane; beyond the end repeat the last."""
         with self.loop(0, self.number(self.width)) as lane:
             row = self.smaller(row0 + lane, self.rows - 1)
             with self.loop(0, self.number(d)) as c:
@@ -73,7 +73,7 @@ class Sweep(Program):
                 self.write(value, self.at(target, c * self.width + lane))
 
     def turn_back(self, source: Value, d: int, target: Value, row0: Value) -> None:
-        """Lanes into rows of width `d`, up to the end."""
+        """Copy lanes back into rows of width `d`, none beyond the end."""
         with self.loop(0, self.smaller(self.number(self.width), self.rows - row0)) as lane:
             with self.loop(0, self.number(d)) as c:
                 value = self.read(self.at(source, c * self.width + lane))
@@ -126,7 +126,7 @@ class Sweep(Program):
         return sums
 
     def _multiply(self, row: Tile, factors: list[Value], held: list[list[Variable]]) -> None:
-        """Add a row times each factor to the variables."""
+        """Add to each variable the product of a row and a factor."""
         for place, variables in zip(factors, held, strict=True):
             factor = self.splat(self.read(place))
             for x, s in zip(row, variables, strict=True):
@@ -173,7 +173,7 @@ class Sweep(Program):
                 body(c)
 
     def clear(self, sums: Value, d: int) -> None:
-        """Zeros in `d` rows of a tile."""
+        """Set `d` rows of a tile to zero."""
         with self.loop(0, self.number(d)) as c:
             self.store(self.same(0.0), sums, c)
 

@@ -179,7 +179,7 @@ class Program(ABC):
         return Value(self, name, kind)
 
     def constant(self, number: float, kind: str) -> Value:
-        """A number, or a vector of it."""
+        """A constant: one number, or a vector of equal numbers."""
         if kind in ("i64", "int"):
             return Value(self, str(int(number)), kind)
         if kind == "ints":
@@ -213,7 +213,7 @@ class Program(ABC):
         return f"{self.kinds[value.kind]} {value.name}"
 
     def binary(self, what: str, a: Value, b: Value | float) -> Value:
-        """A sum, a difference, a product."""
+        """An operation on two values by its name: `"add"`, `"sub"`, `"mul"`, `"div"`, `"rem"`."""
         if not isinstance(b, Value):
             b = self.constant(b, a.kind)
         real = a.kind in ("num", "vec")
@@ -267,7 +267,7 @@ class Program(ABC):
         return self.op("ptr", f"getelementptr i8, ptr {base.name}, {self.typed(offset)}")
 
     def read(self, place: Value, kind: str = "num") -> Value:
-        """What is at an address."""
+        """The number at an address in memory."""
         return self.op(
             kind, f"load {self.kinds[kind]}, ptr {place.name}, align {self._align(kind)}"
         )

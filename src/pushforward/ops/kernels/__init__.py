@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]
 def log_integral(
     q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
 ) -> Tensor:
-    """Log-sum-exp in base 2, in one pass over the keys."""
+    """Log-sum-exp, by powers of 2, in one pass over the keys."""
     dtype = torch.promote_types(bias.dtype, torch.float32)
     *_, log_z = _reduced(q, k, k[..., :0], bias, scale, times, guard)
     return log_z.to(dtype)

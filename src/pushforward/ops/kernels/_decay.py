@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton import knobs
 
 from ..._tools.once import no_second_derivative, refuse
+from ._operators import check_device
 from ._problem import strides
 from ._split import columns, room, split, summed
 from ._tiles import GROUP, radial_tile
@@ -78,8 +78,7 @@ def radial_gradient(
 @torch.library.custom_op("pushforward::radial_triton", mutates_args=())
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     """The sums for points of shape `(b, h, n, k)`."""
-    if x.device.type != "cuda" and not knobs.runtime.interpret:
-        raise ValueError(f"{WHAT} needs tensors on one, got tensors on {x.device}.")
+    check_device(WHAT, x)
     return radial_sums(x, y, v, power)
 
 

@@ -163,7 +163,7 @@ def _operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Tensor | None]
 
 
 def _scored(q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
-    """The same for queries and keys alone."""
+    """Queries and keys as tensor cores take them, and the scales of their products."""
     if q.dtype in HALF:
         return (q, k), (q, k), None
     x, y = (Halves.of(t) for t in (q, k))
@@ -171,7 +171,7 @@ def _scored(q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
 
 
 def _merged(parts: Reduced, dtype: torch.dtype) -> Reduced:
-    """Several programs have each seen some of the keys."""
+    """The result of several programs, each of which has seen some of the keys."""
     peak = parts.peak.amax(0)
     base = peak.masked_fill(peak == -torch.inf, 0)
     weights = parts.total * (parts.peak - base).exp2()

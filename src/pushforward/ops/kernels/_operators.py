@@ -25,7 +25,7 @@ def reduce(
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
-    check_device(q)
+    check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
     out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
     log_z = (peak + total.log2()) * LOG2
     return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
@@ -58,12 +58,18 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
 
 
-def check_device(q: Tensor) -> None:
-    """Raise unless a tensor is on a GPU, or kernels are interpreted."""
-    if q.device.type != "cuda" and not knobs.runtime.interpret:
+def check_device(what: str, x: Tensor, other: str = "") -> None:
+    """Raise unless a tensor is on a GPU, or kernels are interpreted.
+
+    Args:
+        what: what needs it.
+        x: the tensor.
+        other: what to do instead of moving tensors.
+    """
+    if x.device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(
-            f"`impl='triton'` needs tensors on an NVIDIA GPU, got tensors on {q.device}. Move "
-            "them with `.cuda()`, or use `impl='streamed'`."
+            f"{what} must have tensors on an NVIDIA GPU, got tensors on {x.device}. Move them with "
+            f"`.cuda()`{other}."
         )
 
 

@@ -84,7 +84,7 @@ def extent(x: Tensor) -> Extent:
 
 
 def padded_width(width: int) -> int:
-    """Widths of blocks are powers of two, and tensor cores want 16 at least."""
+    """The next power of two, as blocks need it, and at least 16, as tensor cores need it."""
     return max(16, 1 << max(0, width - 1).bit_length())
 
 

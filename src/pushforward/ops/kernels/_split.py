@@ -16,6 +16,7 @@ def room(parts: int, shape: Any, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def summed(made: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
+    """The sum of what all parts found."""
     return made.to(dtype) if parts == 1 else made.sum(0).to(dtype)
 
 
@@ -29,16 +30,20 @@ def split(q: Tensor, programs: int, length: int, step: int) -> int:
 
 
 def processors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def columns(pairs: int, *points: Tensor) -> list[Tensor]:
-    """Points whose coordinates lie apart, so that neighbours are read together; few stay."""
+    """Points stored coordinate by coordinate, so that neighbours are read together.
+
+    For few pairs a copy does not pay, and they stay as they are.
+    """
     if pairs < 1 << 22:
         return list(points)
     apart = []
     for x in points:
         (*batch, n, width) = x.shape
-        room = x.new_empty(*batch, width, -(-n // 16) * 16)[..., :n]
-        apart.append(room.copy_(x.mT).mT)
+        transposed = x.new_empty(*batch, width, -(-n // 16) * 16)[..., :n]
+        apart.append(transposed.copy_(x.mT).mT)
     return apart

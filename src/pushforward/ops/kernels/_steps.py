@@ -24,7 +24,7 @@ def run_steps(
     points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
     factor: float, damping: list[float], count: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
-    """The potential of the keys after `count` Sinkhorn steps from `start`, as in `_steps`."""
+    """The potential of the keys after `count` Sinkhorn steps from `start`."""
     q, k = points
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, cuda = prod(batch), q.device.type == "cuda"
@@ -69,7 +69,7 @@ def take_steps(
         steps: at least one.
         symmetric: whether a step is $G\leftarrow(G+F)/2$, for queries that are the keys.
     """
-    check_device(start)
+    check_device(WHAT, start)
     return run_steps(points, logs, constants, start, factor, damping, steps, symmetric)
 
 

@@ -13,7 +13,7 @@ from .parts import coordinates, placed, plus_dot, plus_weighted, problem, share,
 
 @triton.jit
 def _squares(points, others, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Differences of points along rows and others along columns; one plus their squares."""
+    """Coordinates of the differences of all pairs, and one plus their squared distances."""
     square = tl.full([ROWS, COLUMNS], 1.0, tl.float32)
     differences = ()
     for d in tl.static_range(D):
@@ -25,7 +25,7 @@ def _squares(points, others, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.co
 
 @triton.jit
 def _decay(square, rest, HALVES: tl.constexpr, WHOLE: tl.constexpr):
-    """The factor of a pair, and one over its square (a distance, plus one).
+    """The factor of a pair, and the inverse of `square`, which is one plus the squared distance.
 
     Inverse roots are multiplied, `HALVES` of them. What is left of the power is an exponential.
     A division would cost more than twice as much as a root and a product.
