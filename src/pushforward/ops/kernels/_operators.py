@@ -68,8 +68,8 @@ def check_device(what: str, x: Tensor, other: str = "") -> None:
     """
     if x.device.type != "cuda" and not knobs.runtime.interpret:
         raise ValueError(
-            f"{what} must have tensors on an NVIDIA GPU, got tensors on {x.device}. Move them with "
-            f"`.cuda()`{other}."
+            f"{what} must have tensors on an NVIDIA GPU, got tensors on {x.device}. "
+            f"Move them with `.cuda()`{other}."
         )
 
 
