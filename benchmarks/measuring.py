@@ -260,16 +260,21 @@ def picture(rows, found, file):
         return
     lines = list(dict.fromkeys(p[0] for p in points))
     names = list(dict.fromkeys(p[1] for p in points))
-    figure, axis = plt.subplots(figsize=(9, 0.6 + 0.28 * len(lines)))
+    colours = plt.get_cmap("tab10").colors
+    figure, axis = plt.subplots(figsize=(9, 1.0 + 0.28 * len(lines)))
     for line, name, ratio, marker in points:
-        axis.plot(ratio, lines.index(line), marker, color=f"C{names.index(name) % 10}")
+        axis.plot(ratio, lines.index(line), marker, color=colours[names.index(name)])
     axis.axvline(1, color="0.6", linewidth=1)
     axis.set_xscale("log")
     axis.set_yticks(range(len(lines)), lines)
-    axis.invert_yaxis()
+    axis.set_ylim(len(lines) - 0.5, -0.5)
+    low, high = axis.get_xlim()
+    ticks = [t for t in (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 20, 50, 100) if low <= t <= high]
+    axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axis.minorticks_off()
     axis.set_xlabel("time of others / our time (circles forward, squares with gradients)")
     keys = [
-        plt.Line2D([], [], color=f"C{k % 10}", marker="o", linestyle="") for k in range(len(names))
+        plt.Line2D([], [], color=colours[k], marker="o", linestyle="") for k in range(len(names))
     ]
     axis.legend(keys, names, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.savefig(file)
