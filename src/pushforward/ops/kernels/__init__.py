@@ -46,7 +46,7 @@ def average(
 
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     r"""The sums $\sum_jv_j(1+|x_i-y_j|^2)^{-p}$ in float32."""
-    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
+    batch = _batch(x.shape[:-2], y.shape[:-2], v.shape[:-2])
     out = decay.decaying_sum(*(_folded(t, batch) for t in (x, y, v)), float(power))
     return out.reshape(*batch, *out.shape[-2:])
 
@@ -78,13 +78,11 @@ def sinkhorn_steps(
         symmetric: whether queries are the keys, and a step is $G\leftarrow(G+F)/2$.
     """
     numbers = [*logs, start, *(constants or ())]
-    batch = torch.broadcast_shapes(
-        *(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers)
-    )
+    batch = _batch(*(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers))
     lengths = [points[0].shape[-2], points[1].shape[-2]]
     sizes = [*lengths, lengths[1], *lengths]
     folded = [
-        _folded(t.expand(*t.shape[:-1], size)[..., None], batch)[..., 0]
+        _folded_rows(t.expand(*t.shape[:-1], size), batch)
         for t, size in zip(numbers, sizes, strict=False)
     ]
     both = [_folded(x, batch) for x in points]
@@ -103,18 +101,25 @@ def _reduced(
     if guard:
         dead = (bias == -torch.inf)[..., None]
         k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
-    stamps = () if times is None else tuple(t[..., None] for t in times)
-    parts = (q, k, v, bias[..., None], *stamps)
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
-    folded = [_folded(t, batch) for t in parts]
-    bias, *clock = (t[..., 0] for t in folded[3:])
-    arguments = (*folded[:3], bias, float(scale), *(clock or (None, None)))
+    rows = (bias,) if times is None else (bias, *times)
+    batch = _batch(*(t.shape[:-2] for t in (q, k, v)), *(t.shape[:-1] for t in rows))
+    points = (_folded(t, batch) for t in (q, k, v))
+    bias, *clock = (_folded_rows(t, batch) for t in rows)
+    arguments = (*points, bias, float(scale), *(clock or (None, None)))
     if torch.compiler.is_compiling():
         out, log_z, *_ = reduce(*arguments)
     else:
         with named_errors(WHAT):
             out, log_z, *_ = reduce(*arguments)
+    if len(batch) == 2:
+        return out, log_z
     return out.reshape(*batch, *out.shape[-2:]), log_z.reshape(*batch, log_z.shape[-1])
+
+
+def _batch(*shapes: torch.Size) -> torch.Size:
+    """The common leading axes; broadcasting shapes takes long, and mostly they are equal."""
+    first = shapes[0]
+    return first if all(s == first for s in shapes) else torch.broadcast_shapes(*shapes)
 
 
 def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -137,12 +142,25 @@ def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
 
 def _folded(x: Tensor, batch: torch.Size) -> Tensor:
     """The tensor with exactly two leading axes, as a view wherever there is one."""
-    x = x.expand(*batch, *x.shape[-2:])
-    match len(batch):
+    if x.shape[:-2] != batch:
+        x = x.expand(*batch, *x.shape[-2:])
+    return _two_axes(x, len(batch))
+
+
+def _folded_rows(x: Tensor, batch: torch.Size) -> Tensor:
+    """The same for a number of each point."""
+    if x.shape[:-1] != batch:
+        x = x.expand(*batch, x.shape[-1])
+    return _two_axes(x, len(batch))
+
+
+def _two_axes(x: Tensor, axes: int) -> Tensor:
+    """Two leading axes in place of some."""
+    match axes:
         case 0:
             return x[None, None]
         case 1:
             return x[None]
         case 2:
             return x
-    return x.flatten(0, -4)
+    return x.flatten(0, axes - 2)

@@ -11,14 +11,15 @@ from torch import Tensor
 from ..._tools.precision import HALF
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
 from ._split import columns, room, split, summed
-from ._tiles import NARROW, Tile, tile_of
-from .programs import narrow, wide, wide_backward
+from ._tiles import GROUP, NARROW, Tile, tile_of
+from .programs import narrow, survey as survey_programs, wide, wide_backward
 
 
 class Reduced(NamedTuple):
-    """Average, shift of the scores in base 2, and the sum of weights relative to it."""
+    """Average, log-integral, shift of the scores in base 2, sum of weights relative to it."""
 
     out: Tensor
+    log_z: Tensor
     peak: Tensor
     total: Tensor
 
@@ -31,42 +32,51 @@ def forward(
     problems = prod(batch)
     thin, half = max(d, e) <= NARROW, q.dtype in HALF
     tile = tile_of("forward", d, e, half=half)
-    group = 4 if thin else 1
+    group = GROUP if thin else 1
     parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
-    shape = (*batch, m) if parts == 1 else (parts, *batch, m)
-    empty = lambda *tail, dtype=torch.float32: q.new_empty(*shape, *tail, dtype=dtype)
-    dtype = q.dtype if half and parts == 1 else torch.float32
-    result = Reduced(empty(e, dtype=dtype), empty(), empty())
+    dtype = q.dtype if half else torch.float32
+    result = _room(q, (*batch, m), e, dtype)
     if result.peak.numel() == 0:
         return result
-    found = survey(q, k, bias, factor) if problems * m * n >= LARGE and clock is None else None
+    large = problems * m * n >= LARGE and clock is None
+    exact = not (thin or half)
+    found = survey(q, k, v, bias, values=exact) if large or exact else None
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
-    bounded = found is not None and (thin or e == 0 or q.dtype == torch.bfloat16)
-    ends = None if found is None else found.ends
+    bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
+    ends = found if large else None
     if clock is not None:
         ends = clock.ends(tile.rows, group * tile.columns)
-    grid = (-(-m // tile.rows) * problems, parts)
     options: dict[str, Any] = dict(
         D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
-        ENDS=0 if ends is None else 1 if clock is None else 2,
+        ENDS=0 if ends is None else 1 if clock is None else 2, WHOLE=parts == 1,
     )  # fmt: skip
-    ranks, small = None if clock is None else clock.ranks, found.small if found else None
-    given: tuple[Any, ...] = (ranks, ends, small)
+    given: tuple[Any, ...] = (None if clock is None else clock.ranks, ends, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
         points = (q, *columns(m * n, k, v), bias)
         options |= dict(GROUP=group)
     else:
-        high, low, exponents = _operands(q, k, v)
-        points, given, sizes = (*high, bias), (*low, exponents, *given), (*sizes, 1.0)
+        high = low = (q, k, v)
+        if found is not None and exact:
+            high, low = Halves.of(q, k, v, found, values=e > 0)
+        points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
         options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
         options |= dict(STAGES=tile.stages, SPLIT=not half)
     run = narrow.forward if thin else wide.forward
+    made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
     for mode in (1, 2) if bounded else (0,):
-        run[grid](
-            *points, *given, *result, *sizes, *map(strides, points), MODE=mode, **options
+        run[-(-m // tile.rows) * problems, parts](
+            *points, *given, made.out, made.peak, made.total, made.log_z, *sizes,
+            *map(strides, points), MODE=mode, **options,
         )  # fmt: skip
-    return result if parts == 1 else _merged(result, q.dtype if half else torch.float32)
+    if parts > 1:
+        rows, width = result.peak.numel(), padded_width(e)
+        size = max(1, 2048 // width)
+        survey_programs.merge[(-(-rows // size),)](
+            made.out, made.peak, made.total, result.out, result.peak, result.total, result.log_z,
+            rows, parts, E=e, E_PAD=width, SIZE=size,
+        )  # fmt: skip
+    return result
 
 
 def backward(
@@ -87,23 +97,28 @@ def backward(
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems, half = prod(batch), q.dtype in HALF
     thin = max(d, e) <= NARROW
+    wanted = [want and problems * m * n > 0 for want in wanted]
+    if not any(wanted):
+        return [x.new_zeros(x.shape) for x in inputs]
     g, slope, offset = _upstream(result, *upstream, divide=thin or not half)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
-        q, k, v, g = columns(m * n, q, k, v, g)
+        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v)
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:
-        high, low, exponents = _scored(q, k)
-        given, sizes = (*inputs, high[0], low[0], high[1], low[1], exponents), (*sizes, 1.0)
-        steps = tuple(map(strides, (*inputs, g, *high)))
+        found, high, low = None, (q, k, v), (q, k, v)
+        if not half:
+            found = survey(q, k, v, bias, values=False)
+            high, low = Halves.of(q, k, v, found, values=False)
+        given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
+        steps = tuple(map(strides, (*inputs, g, *high[:2])))
     ranks = None if clock is None else clock.ranks
     widths: dict[str, Any] = dict(D=d, E=e)
     if not thin:
         widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     grads: list[Tensor | None] = [None] * 4
-    wanted = [want and problems * m * n > 0 for want in wanted]
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
@@ -134,50 +149,25 @@ def backward(
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
 
 
+def _room(q: Tensor, shape: tuple[int, ...], width: int, dtype: torch.dtype) -> Reduced:
+    """Room for a result."""
+    rows = (q.new_empty(shape, dtype=torch.float32) for _ in range(3))
+    return Reduced(q.new_empty(*shape, width, dtype=dtype), *rows)
+
+
 def _upstream(
     result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query hands on: a gradient, a summand, and the offset of its scores.
-
-    A query that sees no mass hands on zeros, and its weights relative to infinity are zeros.
-    """
-    out, peak, total = result
-    empty = peak == -torch.inf
-    d_out = d_out.masked_fill(empty[..., None], 0)
-    slope = d_log.float() - (d_out.float() * out.float()).sum(-1)
-    slope = slope.masked_fill(empty, 0)
-    if divide:
-        total = total.masked_fill(empty, 1)
-        offset = peak.masked_fill(empty, torch.inf)
-        return (d_out.float() / total[..., None]).contiguous(), slope / total, offset
-    return d_out, slope, (peak + total.log2()).masked_fill(empty, torch.inf)
-
-
-def _operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Tensor | None]:
-    """Points as tensor cores take them: as they are, or in halves with their scales."""
-    high, low, back = _scored(q, k)
-    if back is None or v.shape[-1] == 0:
-        return (*high, v), (*low, v), back
-    values = Halves.of(v)
-    return (*high, values.high), (*low, values.low), torch.stack([back[:, 0], values.back], -1)
-
-
-def _scored(q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
-    """Queries and keys as tensor cores take them, and the scales of their products."""
-    if q.dtype in HALF:
-        return (q, k), (q, k), None
-    x, y = (Halves.of(t) for t in (q, k))
-    return (x.high, y.high), (x.low, y.low), torch.stack([x.back * y.back, y.back], -1)
-
-
-def _merged(parts: Reduced, dtype: torch.dtype) -> Reduced:
-    """The result of several programs, each of which has seen some of the keys."""
-    peak = parts.peak.amax(0)
-    base = peak.masked_fill(peak == -torch.inf, 0)
-    weights = parts.total * (parts.peak - base).exp2()
-    total = weights.sum(0)
-    out = (parts.out * (weights / total.masked_fill(total == 0, 1))[..., None]).sum(0)
-    return Reduced(out.to(dtype), peak, total)
+    """What each query hands on: a gradient, a summand, and the offset of its scores."""
+    (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
+    g = d_out.new_empty(d_out.shape, dtype=torch.float32 if divide else d_out.dtype)
+    slope, offset = torch.empty_like(result.peak), torch.empty_like(result.peak)
+    size = max(1, 4096 // width)
+    survey_programs.upstream[(-(-m // size) * prod(batch),)](
+        result.out, result.peak, result.total, d_out, d_log, g, slope, offset, m, batch[1],
+        strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=divide,
+    )  # fmt: skip
+    return g, slope, offset
 
 
 def _options(tile: Tile, thin: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ..._tools.once import no_second_derivative, refuse
 from ..._tools.precision import full_precision
 from .._operators import named_errors
 from . import _launch as launch
-from ._problem import LOG2, Clock
+from ._problem import Clock
 
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
@@ -26,9 +26,8 @@ def reduce(
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
-    out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
-    log_z = (peak + total.log2()) * LOG2
-    return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
+    found = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
+    return found.out, found.log_z, found.peak, found.total
 
 
 @reduce.register_fake
@@ -81,9 +80,8 @@ def _clock(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     q, k, v, bias, ctx.factor, query_times, key_times = inputs
-    out, _, peak, total = output
-    ctx.mark_non_differentiable(peak, total)
-    ctx.save_for_backward(q, k, v, bias, query_times, key_times, out, peak, total)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(q, k, v, bias, query_times, key_times, *output)
 
 
 def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:

@@ -11,10 +11,13 @@ import triton.language as tl
 
 from .parts import (
     LATEST,
+    LN2,
     LOG2E,
     coordinates,
     end_of_keys,
+    has_small_scores,
     hidden,
+    highest_bias,
     numbers,
     placed,
     plus_dot,
@@ -70,24 +73,25 @@ def _forward_step(
 
 @triton.jit
 def forward(
-    q, k, v, b, times, ends, survey, out, peak, total, M, N, H, factor, sq, sk, sv, sb,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
-    ENDS: tl.constexpr, MODE: tl.constexpr,
+    q, k, v, b, times, ends, survey, out, peak, total, log_z, M, N, H, factor,
+    sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    ENDS: tl.constexpr, MODE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
     times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
-    scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
+    scores are so small that the highest bias serves as well: `MODE` 1 does them, 2 the others.
+    The log-integral follows if one program sees all keys (`WHOLE`).
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
     shift = 0.0
     if MODE > 0:
-        if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
+        if has_small_scores(survey, z, factor) != (MODE == 1):
             return
     if MODE == 1:
-        shift = tl.load(survey + 2 * z + 1)
+        shift = highest_bias(survey, z)
     last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), GROUP * BN)
     i0 = place * BM
@@ -119,9 +123,12 @@ def forward(
         weight = tl.exp2(m - tl.where(top == -float("inf"), 0.0, top)[:, None])
         s, sums = s * weight, _rescaled(sums, weight, E)
     count = tl.sum(s, 1)
+    top = tl.where(count == 0.0, -float("inf"), top)
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
-    tl.store(peak + row, tl.where(count == 0.0, -float("inf"), top), mask=rows)
+    tl.store(peak + row, top, mask=rows)
     tl.store(total + row, count, mask=rows)
+    if WHOLE:
+        tl.store(log_z + row, (top + tl.log2(count)) * LN2, mask=rows)
     count = tl.where(count == 0.0, 1.0, count)
     for e in tl.static_range(E):
         tl.store(out + row * E + e, tl.sum(sums[e], 1) / count, mask=rows)

@@ -17,9 +17,8 @@ the sum leaves a safe range, the block is done again with its largest scores.
 import triton
 import triton.language as tl
 
-from .parts import LOG2E, coordinates, numbers, plus_dot, problem
+from .parts import LN2, LOG2E, coordinates, numbers, plus_dot, problem
 
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 SAFE: tl.constexpr = tl.constexpr(2.0**60)
 """Sums between `1 / SAFE` and `SAFE` lost nothing: terms that vanished are below 2^-126."""
 

@@ -12,14 +12,18 @@ import triton.language as tl
 
 from .parts import (
     LATEST,
+    LN2,
     LOG2E,
     block,
     end_of_keys,
+    has_small_scores,
     hidden,
+    highest_bias,
     numbers,
     placed,
     problem,
     product,
+    scale_of_halves,
     share,
 )
 
@@ -70,31 +74,31 @@ def _step(
 
 @triton.jit
 def forward(
-    q, k, v, b, q_low, k_low, v_low, exponents, times, ends, survey, out, peak, total,
+    q, k, v, b, q_low, k_low, v_low, times, ends, survey, out, peak, total, log_z,
     M, N, H, factor, one, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
-    MODE: tl.constexpr, SPLIT: tl.constexpr,
+    MODE: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
     times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
-    scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
-    `exponents` are the powers of 2 that scale back halves of scores and of values. `one` is 1,
-    which the compiler must not know: it would join the sums of all blocks to one chain.
+    scores are so small that the highest bias serves as well: `MODE` 1 does them, 2 the others.
+    The log-integral follows if one program sees all keys (`WHOLE`).
+    `one` is 1, which the compiler must not know: it would join the sums of all blocks to one chain.
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
     shift = 0.0
     if MODE > 0:
-        if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
+        if has_small_scores(survey, z, factor) != (MODE == 1):
             return
     if MODE == 1:
-        shift = tl.load(survey + 2 * z + 1)
+        shift = highest_bias(survey, z)
     factor *= LOG2E
     if SPLIT:
-        factor *= tl.load(exponents + 2 * z)
+        factor *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
     last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), BN)
     i0 = place * BM
@@ -130,10 +134,13 @@ def forward(
     if E > 0:
         mean = mean / count[:, None]
         if SPLIT:
-            mean *= tl.load(exponents + 2 * z + 1)
+            mean *= scale_of_halves(survey, z, 2)
             s *= 0.000244140625
         e = tl.arange(0, E_PAD)
         at = out + row[:, None] * E + e[None, :]
         tl.store(at, mean.to(out.dtype.element_ty), mask=rows[:, None] & (e < E)[None, :])
-    tl.store(peak + row, tl.where(s == 0.0, -float("inf"), m), mask=rows)
+    m = tl.where(s == 0.0, -float("inf"), m)
+    tl.store(peak + row, m, mask=rows)
     tl.store(total + row, s, mask=rows)
+    if WHOLE:
+        tl.store(log_z + row, (m + tl.log2(s)) * LN2, mask=rows)

@@ -19,6 +19,7 @@ from .parts import (
     placed,
     problem,
     product,
+    scale_of_halves,
     share,
 )
 
@@ -66,7 +67,7 @@ def _queries_step(
 
 @triton.jit
 def queries(
-    q, k, v, b, q_high, q_low, k_high, k_low, exponents, times, ends, offset, g, slope, dq,
+    q, k, v, b, q_high, q_low, k_high, k_low, survey, times, ends, offset, g, slope, dq,
     M, N, H, factor, one, sq, sk, sv, sb, sg, shq, shk,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
@@ -87,7 +88,7 @@ def queries(
     if SPLIT:
         qs_low = block(problem(q_low, z, H, shq), i0, M, shq, D, D_PAD, BM, True)
         k_high, k_low = problem(k_high, z, H, shk), problem(k_low, z, H, shk)
-        scale *= tl.load(exponents + 2 * z)
+        scale *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
     gs = qs
     if E > 0:
         gs = block(problem(g, z, H, sg), i0, M, sg, E, E_PAD, BM, True)
@@ -146,7 +147,7 @@ def _keys_step(
 
 @triton.jit
 def keys(
-    q, k, v, b, q_high, q_low, k_high, k_low, exponents, times, starts, offset, g, slope,
+    q, k, v, b, q_high, q_low, k_high, k_low, survey, times, starts, offset, g, slope,
     dk, dv, db, M, N, H, factor, one, sq, sk, sv, sb, sg, shq, shk,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TIMED: tl.constexpr,
@@ -168,7 +169,7 @@ def keys(
     if SPLIT:
         ks_low = block(problem(k_low, z, H, shk), j0, N, shk, D, D_PAD, BN, True)
         q_high, q_low = problem(q_high, z, H, shq), problem(q_low, z, H, shq)
-        scale *= tl.load(exponents + 2 * z)
+        scale *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
     vs = ks
     if E > 0:
         vs = block(problem(v, z, H, sv), j0, N, sv, E, E_PAD, BN, True)
