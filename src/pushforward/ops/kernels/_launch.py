@@ -46,9 +46,8 @@ def forward(
     ends = found if large else None
     if clock is not None:
         ends = clock.ends(tile.rows, group * tile.columns)
-    options: dict[str, Any] = dict(
-        D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
-        ENDS=0 if ends is None else 1 if clock is None else 2, WHOLE=parts == 1,
+    options = _options(tile, thin) | dict(
+        D=d, E=e, ENDS=0 if ends is None else 1 if clock is None else 2, WHOLE=parts == 1,
     )  # fmt: skip
     given: tuple[Any, ...] = (None if clock is None else clock.ranks, ends, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
@@ -61,7 +60,7 @@ def forward(
             high, low = Halves.of(q, k, v, found, values=e > 0)
         points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
         options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
-        options |= dict(STAGES=tile.stages, SPLIT=not half)
+        options |= dict(SPLIT=not half)
     run = narrow.forward if thin else wide.forward
     made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
     for mode in (1, 2) if bounded else (0,):
@@ -116,15 +115,18 @@ def backward(
         steps = tuple(map(strides, (*inputs, g, *high[:2])))
     ranks = None if clock is None else clock.ranks
     widths: dict[str, Any] = dict(D=d, E=e)
-    if not thin:
+    group = GROUP if thin else 1
+    if thin:
+        widths |= dict(GROUP=group)
+    else:
         widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     grads: list[Tensor | None] = [None] * 4
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
-        parts = split(q, problems * -(-m // tile.rows), n, tile.columns)
+        parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
         made = room(parts, q.shape, dtype, q.device)
-        ends = None if clock is None else clock.ends(tile.rows, tile.columns)
+        ends = None if clock is None else clock.ends(tile.rows, group * tile.columns)
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
             *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
@@ -133,13 +135,13 @@ def backward(
         grads[0] = summed(made, parts, q.dtype)
     if any(wanted[1:]):
         tile = tile_of("keys", d, e, half=half)
-        parts = split(q, problems * -(-n // tile.columns), m, tile.rows)
+        parts = split(q, problems * -(-n // tile.columns), m, group * tile.rows)
         shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
         several = [
             room(parts, shape, t, q.device)
             for shape, t in zip(shapes, (dtype, dtype, torch.float32), strict=True)
         ]
-        starts = None if clock is None else clock.starts(tile.rows, tile.columns)
+        starts = None if clock is None else clock.starts(group * tile.rows, tile.columns)
         run = narrow.backward_keys if thin else wide_backward.keys
         run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
@@ -173,6 +175,7 @@ def _upstream(
 def _options(tile: Tile, thin: bool) -> dict[str, Any]:
     """The tile as arguments of a kernel."""
     options: dict[str, Any] = dict(
-        BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages
-    )
+        BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+        maxnreg=tile.registers,
+    )  # fmt: skip
     return options if thin else options | dict(STAGES=tile.stages)

@@ -15,19 +15,28 @@ Pass = Literal["forward", "queries", "keys"]
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, stages of its pipeline."""
+    """Queries and keys of a tile, warps of a program, stages of its pipeline.
+
+    And the registers that a thread may take at most, where fewer than it would make more programs
+    fit without being moved to memory.
+    """
 
     rows: int
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
-NARROW_TILES: dict[Pass, Tile] = {
-    "forward": Tile(16, 128, 4, 3),
-    "queries": Tile(16, 64, 4, 3),
-    "keys": Tile(32, 32, 4, 3),
+NARROW_TILES: dict[Pass, dict[int, Tile]] = {
+    "forward": {NARROW: Tile(16, 128, 4, 3)},
+    "queries": {3: Tile(32, 32, 4, 3, 128), NARROW: Tile(32, 32, 4, 3)},
+    "keys": {2: Tile(32, 32, 4, 3, 128), 3: Tile(32, 32, 4, 3, 160), NARROW: Tile(32, 32, 4, 3)},
 }
+"""For at most `NARROW` coordinates, up to each width."""
+
+GROUP = 4
+"""Tiles of narrow points that are read one after another, so that addresses are computed once."""
 
 HALF_TILES: dict[Pass, dict[int, Tile]] = {
     "forward": {
@@ -52,17 +61,12 @@ SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
     """The tile for points of width `d` and values of width `e`."""
     width = max(d, e)
-    if width <= NARROW:
-        return NARROW_TILES[which]
-    tiles = (HALF_TILES if half else SPLIT_TILES)[which]
+    tiles = (NARROW_TILES if width <= NARROW else HALF_TILES if half else SPLIT_TILES)[which]
     return next(tile for widest, tile in tiles.items() if width <= widest)
 
 
 RADIAL_WIDTH = 8
 """The largest width of values of decaying sums, whose points have at most `NARROW` coordinates."""
-
-GROUP = 4
-"""Tiles that these read one after another, so that addresses are computed once."""
 
 Radial = Literal["sums", "gradient", "both"]
 """Decaying sums, the gradient in points, and both at once."""

@@ -153,7 +153,8 @@ def _queries_step(
 @triton.jit
 def backward_queries(
     q, k, v, b, times, ends, offset, g, slope, dq, M, N, H, factor, sq, sk, sv, sb, sg,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ENDS: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    ENDS: tl.constexpr,
 ):  # fmt: skip
     r"""$q'_i=s\sum_jS'_{ij}k_j$ with $S'_{ij}=P_{ij}(\langle g_i,v_j\rangle+c_i)$, for queries.
 
@@ -162,7 +163,7 @@ def backward_queries(
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
     last = end_of_keys(ends, z, N, ENDS)
-    first, full, last = share(0, last, part, tl.num_programs(1), BN)
+    first, full, last = share(0, last, part, tl.num_programs(1), GROUP * BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
@@ -177,11 +178,12 @@ def backward_queries(
         times += z.to(tl.int64) * (M + N)
         seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     sums = zeros(D, BM, BN)
-    for j0 in tl.range(first, full, BN):
-        sums = _queries_step(
-            sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
-            D, E, BN, ENDS == 2, False,
-        )  # fmt: skip
+    for j0 in tl.range(first, full, GROUP * BN):
+        for turn in tl.static_range(GROUP):
+            sums = _queries_step(
+                sums, points, upstream, c, m, k, v, b, told, seen, j0 + turn * BN, last,
+                sk, sv, sb, D, E, BN, ENDS == 2, False,
+            )  # fmt: skip
     for j0 in tl.range(full, last, BN):
         sums = _queries_step(
             sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
@@ -216,7 +218,8 @@ def _keys_step(
 def backward_keys(
     q, k, v, b, times, starts, offset, g, slope, dk, dv, db,
     M, N, H, factor, sq, sk, sv, sb, sg,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    TIMED: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
     z, place, blocks = placed(N, BN)
@@ -224,7 +227,7 @@ def backward_keys(
     first = 0
     if TIMED:
         first = tl.load(starts + tl.program_id(0))
-    first, full, last = share(first, M, part, tl.num_programs(1), BM)
+    first, full, last = share(first, M, part, tl.num_programs(1), GROUP * BM)
     j0 = place * BN
     j = j0 + tl.arange(0, BN)
     rows = j < N
@@ -239,11 +242,12 @@ def backward_keys(
         told = tl.load(seen + M + j, mask=rows, other=LATEST)
     sum_k, sum_v = zeros(D, BN, BM), zeros(E, BN, BM)
     sum_b = tl.zeros([BN, BM], tl.float32)
-    for i0 in tl.range(first, full, BM):
-        sum_k, sum_v, sum_b = _keys_step(
-            sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, TIMED, False,
-        )  # fmt: skip
+    for i0 in tl.range(first, full, GROUP * BM):
+        for turn in tl.static_range(GROUP):
+            sum_k, sum_v, sum_b = _keys_step(
+                sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told,
+                i0 + turn * BM, last, factor, sq, sg, D, E, BM, TIMED, False,
+            )  # fmt: skip
     for i0 in tl.range(full, last, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
