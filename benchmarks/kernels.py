@@ -34,7 +34,7 @@ from measuring import (
     write,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.nn.functional import pad, scaled_dot_product_attention as sdpa
 
 import pushforward as pf
 from pushforward import ops
@@ -98,8 +98,12 @@ def attention(heads, n, d, dtype=torch.float32, spread=1.0):
                 found["matrices"] = Call(naive, inputs, error)
             return found
         if dtype == torch.float32:
+            # It takes widths that are multiples of four.
+            wide = lambda: sdpa(
+                *(pad(t, (0, -d % 4)) for t in batched), attn_mask=mask, scale=scale
+            )
             found["SDPA efficient, weights as a mask"] = Call(
-                with_backend(masked, SDPBackend.EFFICIENT_ATTENTION), alone, error
+                with_backend(lambda: wide()[..., :d], SDPBackend.EFFICIENT_ATTENTION), alone, error
             )
             return found
         for words, backend in (
@@ -211,12 +215,13 @@ def sinkhorn(n, d, steps=None, tol=None):
         if device != "cpu" and find_spec("flash_sinkhorn"):
             from flash_sinkhorn import SamplesLoss
 
-            loss = SamplesLoss(
-                backend="alternating", use_epsilon_scaling=False, eps=eps, n_iters=steps,
-                allow_tf32=False, potentials=True, last_extrapolation=False,
-            )  # fmt: skip
-            theirs = lambda: loss(a, x, b, y)[1]
-            found["flash-sinkhorn"] = Call(theirs, (), lambda g: error(g / eps))
+            for words, rounded in (("", False), (", rounded to TF32", True)):
+                loss = SamplesLoss(
+                    backend="alternating", use_epsilon_scaling=False, eps=eps, n_iters=steps,
+                    allow_tf32=rounded, potentials=True, last_extrapolation=False,
+                )  # fmt: skip
+                theirs = lambda loss=loss: loss(a, x, b, y)[1]
+                found[f"flash-sinkhorn{words}"] = Call(theirs, (), lambda g: error(g / eps))
         return found
 
     return make

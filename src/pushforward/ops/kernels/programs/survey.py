@@ -72,7 +72,9 @@ def survey(
             start = first + step * SIZE
             some = numbers(b, start, N, sb[2], -float("inf"), SIZE, True)
             most = tl.maximum(most, some)
-            end = tl.maximum(end, tl.where(some == -float("inf"), 0, start + 1 + tl.arange(0, SIZE)))
+            end = tl.maximum(
+                end, tl.where(some == -float("inf"), 0, start + 1 + tl.arange(0, SIZE))
+            )
         bits = tl.max(most, 0).to(tl.int32, bitcast=True)
         ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
         last = tl.max(end, 0)
