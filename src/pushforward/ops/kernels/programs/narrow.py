@@ -74,8 +74,8 @@ def _forward_step(
 @triton.jit
 def forward(
     q, k, v, b, times, ends, survey, out, peak, total, log_z, M, N, H, factor,
-    sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
-    ENDS: tl.constexpr, MODE: tl.constexpr, WHOLE: tl.constexpr,
+    sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GROUP: tl.constexpr, ENDS: tl.constexpr, MODE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 

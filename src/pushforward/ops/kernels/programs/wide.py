@@ -85,8 +85,8 @@ def forward(
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
     times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
     scores are so small that the highest bias serves as well: `MODE` 1 does them, 2 the others.
-    The log-integral follows if one program sees all keys (`WHOLE`).
-    `one` is 1, which the compiler must not know: it would join the sums of all blocks to one chain.
+    The log-integral follows if one program sees all keys (`WHOLE`). `one` is 1, which the compiler
+    must not know: it would join the sums of all blocks to one chain.
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
