@@ -208,15 +208,21 @@ def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
 def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
     """The potential of the keys after `steps` plain steps from `g`; autocast is off meanwhile."""
     with full_precision(g):
-        if steps > 0 and isinstance(kernel, PointScores):
-            logs, masses = (problem.log_a, problem.log_b), problem.log_masses
-            at_once = kernel.alternated(logs, g, problem.damping, masses, problem.symmetric, steps)
-            if at_once is not None:
-                return at_once
+        found = at_once(kernel, problem, g, steps)
+        if found is not None:
+            return found
         for _ in range(steps):
             f = problem.rows(kernel, g)
             g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
     return g
+
+
+def at_once(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor | None:
+    """The same in one launch; None where that cannot be."""
+    if steps == 0 or not isinstance(kernel, PointScores):
+        return None
+    logs, masses = (problem.log_a, problem.log_b), problem.log_masses
+    return kernel.alternated(logs, g, problem.damping, masses, problem.symmetric, steps)
 
 
 class Point(NamedTuple):
