@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
+from . import _hopper as hopper
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
 from ._split import columns, room, split, summed
 from ._tiles import NARROW, Tile, tile_of
@@ -50,10 +51,16 @@ def forward(
         D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         ENDS=0 if ends is None else 1 if clock is None else 2,
     )  # fmt: skip
-    ranks, small = None if clock is None else clock.ranks, found.small if found else None
-    given: tuple[Any, ...] = (ranks, ends, small)
+    ranks = None if clock is None else clock.ranks
+    given: tuple[Any, ...] = (ranks, ends)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
+    modes = (1, 2) if bounded else (0,)
+    if parts == 1 and clock is None and hopper.takes(q, k, v):
+        for mode in modes:
+            hopper.forward((q, k, v), bias, ends, factor, result, mode)
+        return result
     if thin:
+        given = (*given, found.small if found else None)
         points = (q, *columns(m * n, k, v), bias)
         options |= dict(GROUP=group)
     else:
@@ -62,7 +69,7 @@ def forward(
         options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
         options |= dict(STAGES=tile.stages, SPLIT=not half)
     run = narrow.forward if thin else wide.forward
-    for mode in (1, 2) if bounded else (0,):
+    for mode in modes:
         run[grid](
             *points, *given, *result, *sizes, *map(strides, points), MODE=mode, **options
         )  # fmt: skip

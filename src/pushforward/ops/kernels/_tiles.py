@@ -49,6 +49,13 @@ SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
 """For points in float32, which are split into halves."""
 
 
+HOPPER_WIDTHS = range(17, 65)
+"""Widths at which the kernel in Gluon is faster."""
+
+HOPPER_TILES = {0: Tile(128, 128, 4, 2), 1: Tile(256, 64, 4, 3), 2: Tile(128, 128, 4, 2)}
+"""Those of its modes, see `programs.wide.forward`: rows are those of two groups of warps."""
+
+
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
     """The tile for points of width `d` and values of width `e`."""
     width = max(d, e)

@@ -114,6 +114,22 @@ def hidden(scores, queries, keys):
 
 
 @triton.jit
+def finite(top):
+    """The shift of scores whose largest is `top`: 0 where there is no mass."""
+    return tl.where(top == -float("inf"), 0.0, top)
+
+
+@triton.jit
+def in_range(sums):
+    """Whether all sums of weights lie between 2^-60 and 2^60, so that no maximum was needed.
+
+    A single weight is no larger than its sum, and those below 2^-126 are too small to matter.
+    """
+    fits = (sums > 8.673617379884035e-19) & (sums < 1.152921504606847e18)
+    return tl.min(fits.to(tl.int32), 0) == 1
+
+
+@triton.jit
 def end_of_keys(ends, z, N, ENDS: tl.constexpr):
     """Where the keys end: for all, for problem `z` (`ENDS` 1), or for this program (2)."""
     last = N

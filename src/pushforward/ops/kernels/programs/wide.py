@@ -15,7 +15,9 @@ from .parts import (
     LOG2E,
     block,
     end_of_keys,
+    finite,
     hidden,
+    in_range,
     numbers,
     placed,
     problem,
@@ -49,7 +51,7 @@ def _step(
     old = one
     if MODE != 1:
         top = tl.maximum(m, tl.max(t, 1))
-        base = tl.where(top == -float("inf"), 0.0, top)
+        base = finite(top)
         scale = tl.exp2(m - base)
         old = scale[:, None]
         t, s, m = t - base[:, None], s * scale, top
@@ -70,7 +72,7 @@ def _step(
 
 @triton.jit
 def forward(
-    q, k, v, b, q_low, k_low, v_low, exponents, times, ends, survey, out, peak, total,
+    q, k, v, b, q_low, k_low, v_low, exponents, times, ends, out, peak, total,
     M, N, H, factor, one, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
@@ -79,27 +81,26 @@ def forward(
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
-    times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
-    scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
+    times. The shift is the largest score, in `MODE` 0. In `MODE` 1 it is the largest score of a
+    block of queries and the first keys, so nothing is compared any more. Where a sum of weights
+    then leaves 2^-60 to 2^60, `MODE` 2 repeats the block as `MODE` 0 does.
     `exponents` are the powers of 2 that scale back halves of scores and of values. `one` is 1,
     which the compiler must not know: it would join the sums of all blocks to one chain.
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
-    shift = 0.0
-    if MODE > 0:
-        if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
+    i0 = place * BM
+    i = i0 + tl.arange(0, BM)
+    rows = i < M
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
+    if MODE == 2:
+        if in_range(tl.load(total + row, mask=rows, other=1.0)):
             return
-    if MODE == 1:
-        shift = tl.load(survey + 2 * z + 1)
     factor *= LOG2E
     if SPLIT:
         factor *= tl.load(exponents + 2 * z)
     last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), BN)
-    i0 = place * BM
-    i = i0 + tl.arange(0, BM)
-    rows = i < M
     qs = block(problem(q, z, H, sq), i0, M, sq, D, D_PAD, BM, True)
     qs_low = qs
     if SPLIT:
@@ -110,6 +111,15 @@ def forward(
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
         seen, told = tl.load(times + i, mask=rows, other=-1), times + M
+    shift = 0.0
+    if MODE == 1:
+        ks = block(k, first, last, sk, D, D_PAD, BN, True)
+        ks_low = ks
+        if SPLIT:
+            ks_low = block(k_low, first, last, sk, D, D_PAD, BN, True)
+        bias = numbers(b, first, last, sb[2], -float("inf"), BN, True) * LOG2E
+        t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
+        shift = finite(tl.max(tl.max(t, 1), 0))
     m = tl.full([BM], -float("inf"), tl.float32)
     s = tl.zeros([BM], tl.float32)
     mean = tl.zeros([BM, E_PAD], tl.float32)
@@ -125,7 +135,6 @@ def forward(
         )  # fmt: skip
     if MODE == 1:
         m = tl.zeros([BM], tl.float32) + shift
-    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
     count = tl.where(s == 0.0, 1.0, s)
     if E > 0:
         mean = mean / count[:, None]
