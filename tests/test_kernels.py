@@ -77,6 +77,7 @@ SHAPES = {
     "wide": (21, 140, 18, 5),
     "wide values": (5, 60, 3, 20),
     "no coordinate": (4, 5, 0, 2),
+    "whole tiles": (64, 128, 6, 7),
     "one atom": (3, 1, 5, 2),
 }
 

@@ -67,7 +67,7 @@ def forward(
         high, low, exponents = _operands(q, k, v)
         points, given, sizes = (*high, bias), (*low, exponents, *given), (*sizes, 1.0)
         options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
-        options |= dict(STAGES=tile.stages, SPLIT=not half)
+        options |= dict(STAGES=tile.stages, SPLIT=not half, EVEN=n % tile.columns == 0)
     run = narrow.forward if thin else wide.forward
     for mode in modes:
         run[grid](
@@ -94,7 +94,7 @@ def backward(
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems, half = prod(batch), q.dtype in HALF
     thin = max(d, e) <= NARROW
-    g, slope, offset = _upstream(result, *upstream, divide=thin or not half)
+    g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
@@ -120,7 +120,8 @@ def backward(
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
             *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
-            ENDS=0 if clock is None else 2, **widths, **_options(tile, thin),
+            ENDS=0 if clock is None else 2, **widths,
+            **_options(tile, thin, n % tile.columns == 0),
         )  # fmt: skip
         grads[0] = summed(made, parts, q.dtype)
     if any(wanted[1:]):
@@ -135,23 +136,24 @@ def backward(
         run = narrow.backward_keys if thin else wide_backward.keys
         run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            TIMED=clock is not None, **widths, **_options(tile, thin),
+            TIMED=clock is not None, **widths, **_options(tile, thin, m % tile.rows == 0),
         )  # fmt: skip
         grads[1:] = [summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
 
 
 def _upstream(
-    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool
+    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool, negative: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query hands on: a gradient, a summand, and the offset of its scores.
+    """What each query hands on: a gradient, a summand or its negative, the offset of its scores.
 
     A query that sees no mass hands on zeros, and its weights relative to infinity are zeros.
     """
     out, peak, total = result
     empty = peak == -torch.inf
     d_out = d_out.masked_fill(empty[..., None], 0)
-    slope = d_log.float() - (d_out.float() * out.float()).sum(-1)
+    inner = (d_out.float() * out.float()).sum(-1)
+    slope = inner - d_log.float() if negative else d_log.float() - inner
     slope = slope.masked_fill(empty, 0)
     if divide:
         total = total.masked_fill(empty, 1)
@@ -187,9 +189,9 @@ def _merged(parts: Reduced, dtype: torch.dtype) -> Reduced:
     return Reduced(out.to(dtype), peak, total)
 
 
-def _options(tile: Tile, thin: bool) -> dict[str, Any]:
-    """The tile as arguments of a kernel."""
+def _options(tile: Tile, thin: bool, even: bool) -> dict[str, Any]:
+    """The tile as arguments of a kernel, and whether its blocks divide the loop."""
     options: dict[str, Any] = dict(
         BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages
     )
-    return options if thin else options | dict(STAGES=tile.stages)
+    return options if thin else options | dict(STAGES=tile.stages, EVEN=even)

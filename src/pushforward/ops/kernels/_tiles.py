@@ -36,8 +36,8 @@ HALF_TILES: dict[Pass, dict[int, Tile]] = {
         128: Tile(128, 64, 8, 2),
         256: Tile(64, 64, 8, 2),
     },
-    "queries": {64: Tile(64, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
-    "keys": {64: Tile(32, 64, 4, 3), 256: Tile(32, 64, 4, 2)},
+    "queries": {64: Tile(128, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
+    "keys": {64: Tile(32, 128, 4, 3), 256: Tile(32, 64, 4, 2)},
 }
 """For points in half precision, up to each width."""
 

@@ -76,7 +76,7 @@ def forward(
     M, N, H, factor, one, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
-    MODE: tl.constexpr, SPLIT: tl.constexpr,
+    MODE: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
@@ -84,6 +84,8 @@ def forward(
     times. The shift is the largest score, in `MODE` 0. In `MODE` 1 it is the largest score of a
     block of queries and the first keys, so nothing is compared any more. Where a sum of weights
     then leaves 2^-60 to 2^60, `MODE` 2 repeats the block as `MODE` 0 does.
+    `EVEN` says that blocks divide the keys, so nothing needs a mask; a second loop for the last
+    block would keep the compiler from running products of tensor cores together.
     `exponents` are the powers of 2 that scale back halves of scores and of values. `one` is 1,
     which the compiler must not know: it would join the sums of all blocks to one chain.
     """
@@ -100,7 +102,9 @@ def forward(
     if SPLIT:
         factor *= tl.load(exponents + 2 * z)
     last = end_of_keys(ends, z, N, ENDS)
-    first, full, last = share(0, last, part, tl.num_programs(1), BN)
+    if EVEN:
+        last = tl.cdiv(last, BN) * BN
+    first, _, last = share(0, last, part, tl.num_programs(1), BN)
     qs = block(problem(q, z, H, sq), i0, M, sq, D, D_PAD, BM, True)
     qs_low = qs
     if SPLIT:
@@ -123,15 +127,10 @@ def forward(
     m = tl.full([BM], -float("inf"), tl.float32)
     s = tl.zeros([BM], tl.float32)
     mean = tl.zeros([BM, E_PAD], tl.float32)
-    for j0 in tl.range(first, full, BN, num_stages=STAGES):
+    for j0 in tl.range(first, last, BN, num_stages=STAGES):
         m, s, mean = _step(
             m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
-            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, False,
-        )  # fmt: skip
-    for j0 in tl.range(full, last, BN):
-        m, s, mean = _step(
-            m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
-            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, True,
+            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, not EVEN,
         )  # fmt: skip
     if MODE == 1:
         m = tl.zeros([BM], tl.float32) + shift
