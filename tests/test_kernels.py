@@ -348,7 +348,7 @@ def test_gluon_is_its_twin(case, monkeypatch):
     bias[2, 3] = -torch.inf
     if case is HOPPER["scores of every size"]:
         q, bias[0, :, :500] = q * 300, -torch.inf
-    assert hopper.takes(q, k, v)
+    assert hopper.takes(q, k, v, bias)
     torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
     try:
         found = launch.forward(q, k, v, bias, 1.0, None)

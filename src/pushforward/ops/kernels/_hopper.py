@@ -35,14 +35,15 @@ def available(device: torch.device) -> bool:
     )
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether it has a kernel for these points, which is also the faster one."""
+def takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
+    """Whether the kernel is there for these points and fills the device, so that it is faster."""
     width = max(q.shape[-1], v.shape[-1])
     return (
         q.dtype in HALF
         and width in HOPPER_WIDTHS
         and v.shape[-1] > 0
-        and k.shape[-2] > 0
+        and 0 < k.shape[-2] < 1 << 30
+        and bias.stride(-1) in (0, 1)
         and available(q.device)
         and all(map(_copied, (q, k, v)))
         and prod(q.shape[:2]) * -(-q.shape[2] // HOPPER_TILES[1].rows) >= processors(q.device)
@@ -62,9 +63,10 @@ def forward(
     rows = tile.rows // 2  # of each group
     hopper.forward[(-(-m // tile.rows) * b * h,)](
         _described(q, rows), _described(k, tile.columns), _described(v, tile.columns),
-        bias, ends, *result, m, n, h, factor, strides(bias),
-        E=e, D_PAD=padded_width(d), E_PAD=padded_width(e), ROWS=rows, BN=tile.columns,
-        STAGES=tile.stages, MODE=mode, num_warps=tile.warps, **REGISTERS,
+        bias, ends, *result, m, n, h, factor, strides(bias)[:2],
+        STRIDE=bias.stride(-1), E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
+        ROWS=rows, BN=tile.columns, STAGES=tile.stages, MODE=mode,
+        num_warps=tile.warps, **REGISTERS,
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def forward(
     given: tuple[Any, ...] = (ranks, ends)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     modes = (1, 2) if bounded else (0,)
-    if parts == 1 and clock is None and hopper.takes(q, k, v):
+    if parts == 1 and clock is None and hopper.takes(q, k, v, bias):
         for mode in modes:
             hopper.forward((q, k, v), bias, ends, factor, result, mode)
         return result

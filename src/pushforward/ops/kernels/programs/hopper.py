@@ -53,10 +53,10 @@ def _copies(
 
 
 @gluon.jit
-def _bias(b, step, last, stride, BN: gl.constexpr, LAYOUT: gl.constexpr):
+def _bias(b, step, last, BN: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.constexpr):
     """The bias of one block, and minus infinity beyond the last key."""
     j = gl.arange(0, BN, LAYOUT)
-    at = b + gl.to_tensor(step * BN).to(gl.int64) * stride + j * stride
+    at = b + (step * BN + j) * STRIDE
     if (step + 1) * BN <= last:
         some = gl.load(at)
     else:
@@ -67,7 +67,7 @@ def _bias(b, step, last, stride, BN: gl.constexpr, LAYOUT: gl.constexpr):
 @gluon.jit
 def _sums(
     group, qs, ks, vs, queries, full, empty, b, out, peak, total, row0, i0, M, last, blocks,
-    factor, stride, ROWS: gl.constexpr, BN: gl.constexpr, E: gl.constexpr,
+    factor, STRIDE: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr, E: gl.constexpr,
     D_PAD: gl.constexpr, E_PAD: gl.constexpr, STAGES: gl.constexpr, ONLINE: gl.constexpr,
 ):  # fmt: skip
     """What one group does with its rows. The names are those of `wide.forward`."""
@@ -78,7 +78,7 @@ def _sums(
     zero = gl.zeros([ROWS, BN], gl.float32, SCORES)
     mean = gl.zeros([ROWS, E_PAD], gl.float32, MEAN)
     q = qs.index(group).reshape([ROWS, D_PAD])
-    some = _bias(b, 0, last, stride, BN, COLUMNS)
+    some = _bias(b, 0, last, BN, STRIDE, COLUMNS)
     mbarrier.wait(queries, 0)
     mbarrier.wait(full.index(0), 0)
     keys = ks.index(0).reshape([BN, D_PAD]).permute((1, 0))
@@ -95,7 +95,7 @@ def _sums(
     p = gl.exp2(t)
     s = gl.sum(p, 1)
     weights = gl.convert_layout(p.to(vs.dtype), WEIGHTS)
-    some = _bias(b, 1, last, stride, BN, COLUMNS)
+    some = _bias(b, 1, last, BN, STRIDE, COLUMNS)
     for step in range(1, blocks):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -105,7 +105,7 @@ def _sums(
         bias = some * LOG2E
         if not ONLINE:
             bias -= shift
-        some = _bias(b, step + 1, last, stride, BN, COLUMNS)
+        some = _bias(b, step + 1, last, BN, STRIDE, COLUMNS)
         t = warpgroup_mma_wait(1, deps=(t,))
         t = t * factor + bias[None, :]
         if ONLINE:
@@ -139,10 +139,14 @@ def _sums(
 @gluon.jit
 def forward(
     q, k, v, b, ends, out, peak, total, M, N, H, factor, stride,
-    E: gl.constexpr, D_PAD: gl.constexpr, E_PAD: gl.constexpr, ROWS: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr, MODE: gl.constexpr, REGISTERS: gl.constexpr,
+    STRIDE: gl.constexpr, E: gl.constexpr, D_PAD: gl.constexpr, E_PAD: gl.constexpr,
+    ROWS: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, MODE: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """The average, the shift of the scores in base 2, and the sum of weights relative to it."""
+    """What `wide.forward` stores, for points that descriptors tell the copying unit to find.
+
+    `MODE` is as there. `ROWS` are those of each of the two groups, `STRIDE` is that of the bias.
+    """
     blocks = gl.cdiv(M, 2 * ROWS)
     z = gl.program_id(0) // blocks
     i0 = gl.program_id(0) % blocks * (2 * ROWS)
@@ -172,9 +176,9 @@ def forward(
         mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize([
         (_sums, (0, qs, ks, vs, queries, full, empty, b, out, peak, total, row0, i0, M, last,
-            steps, factor * LOG2E, stride[2], ROWS, BN, E, D_PAD, E_PAD, STAGES, MODE != 1)),
+            steps, factor * LOG2E, STRIDE, ROWS, BN, E, D_PAD, E_PAD, STAGES, MODE != 1)),
         (_sums, (1, qs, ks, vs, queries, full, empty, b, out, peak, total, row0, i0, M, last,
-            steps, factor * LOG2E, stride[2], ROWS, BN, E, D_PAD, E_PAD, STAGES, MODE != 1)),
+            steps, factor * LOG2E, STRIDE, ROWS, BN, E, D_PAD, E_PAD, STAGES, MODE != 1)),
         (_copies, (q, k, v, qs, ks, vs, queries, full, empty, batch, head, i0, steps,
             ROWS, BN, D_PAD, E_PAD, STAGES)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
