@@ -326,6 +326,17 @@ HOPPER = {
 }
 
 
+def test_which_points_the_copying_unit_reads():
+    """Heads of a projection as they are; never half an element's address, nor the same twice."""
+    from pushforward.ops.kernels._hopper import _copied, available
+
+    x = torch.empty(2, 9, 3, 40, dtype=torch.bfloat16).transpose(1, 2)
+    assert _copied(x) and _copied(x[..., :33]) and _copied(x[:1, :1, :1]) and _copied(x[..., 8:])
+    for other in (x[..., 1:], x.mT, x[:1].expand(2, -1, -1, -1), x[..., :36].contiguous()):
+        assert not _copied(other)
+    assert not available(torch.device("cpu"))
+
+
 @pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
 @pytest.mark.parametrize("case", HOPPER.values(), ids=HOPPER)
 def test_gluon_is_its_twin(case, monkeypatch):
