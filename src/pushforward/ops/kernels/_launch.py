@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
+from . import _hopper as hopper
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
 from ._split import columns, room, split, summed
 from ._tiles import GROUP, NARROW, Tile, tile_of
@@ -40,40 +41,43 @@ def forward(
         return result
     large = problems * m * n >= LARGE and clock is None
     exact = not (thin or half)
-    found = survey(q, k, v, bias, values=exact) if large or exact else None
+    found = None
+    if large or exact:
+        found = survey(q, k, v, bias, points=thin or exact, values=exact)
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
     bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
-    ends = found if large else None
-    if clock is not None:
-        ends = clock.ends(tile.rows, group * tile.columns)
-    options = _options(tile, thin) | dict(
-        D=d, E=e, ENDS=0 if ends is None else 1 if clock is None else 2, WHOLE=parts == 1,
-    )  # fmt: skip
+    modes = (1, 2) if bounded else (0,)
+    made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
+    places = (made.out, made.peak, made.total, made.log_z)
+    ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
+    if parts == 1 and clock is None and hopper.takes(q, k, v, bias):
+        for mode in modes:
+            hopper.forward((q, k, v), bias, ends, factor, places, mode)
+        return result
+    options = _options(tile, thin, n % tile.columns == 0) | dict(
+        D=d, E=e, ENDS=_kind_of_ends(found, clock), WHOLE=parts == 1
+    )
     given: tuple[Any, ...] = (None if clock is None else clock.ranks, ends, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
         points = (q, *columns(m * n, k, v), bias)
-        options |= dict(GROUP=group)
     else:
         high = low = (q, k, v)
         if found is not None and exact:
             high, low = Halves.of(q, k, v, found, values=e > 0)
         points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
-        options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
-        options |= dict(SPLIT=not half)
+        options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     run = narrow.forward if thin else wide.forward
-    made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
-    for mode in (1, 2) if bounded else (0,):
+    for mode in modes:
         run[-(-m // tile.rows) * problems, parts](
-            *points, *given, made.out, made.peak, made.total, made.log_z, *sizes,
-            *map(strides, points), MODE=mode, **options,
+            *points, *given, *places, *sizes, *map(strides, points), MODE=mode, **options
         )  # fmt: skip
     if parts > 1:
         rows, width = result.peak.numel(), padded_width(e)
         size = max(1, 2048 // width)
         survey_programs.merge[(-(-rows // size),)](
-            made.out, made.peak, made.total, result.out, result.peak, result.total, result.log_z,
-            rows, parts, E=e, E_PAD=width, SIZE=size,
+            *places[:3], result.out, result.peak, result.total, result.log_z, rows, parts,
+            E=e, E_PAD=width, SIZE=size,
         )  # fmt: skip
     return result
 
@@ -99,26 +103,26 @@ def backward(
     wanted = [want and problems * m * n > 0 for want in wanted]
     if not any(wanted):
         return [x.new_zeros(x.shape) for x in inputs]
-    g, slope, offset = _upstream(result, *upstream, divide=thin or not half)
+    g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
+    exact, found = not (thin or half), None
+    if exact or (problems * m * n >= LARGE and clock is None):
+        found = survey(q, k, v, bias, points=exact, values=False)
     if thin:
         (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v)
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:
-        found, high, low = None, (q, k, v), (q, k, v)
-        if not half:
-            found = survey(q, k, v, bias, values=False)
+        high = low = (q, k, v)
+        if found is not None and exact:
             high, low = Halves.of(q, k, v, found, values=False)
         given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
         steps = tuple(map(strides, (*inputs, g, *high[:2])))
-    ranks = None if clock is None else clock.ranks
+    ranks, kind = None if clock is None else clock.ranks, _kind_of_ends(found, clock)
     widths: dict[str, Any] = dict(D=d, E=e)
     group = GROUP if thin else 1
-    if thin:
-        widths |= dict(GROUP=group)
-    else:
+    if not thin:
         widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     grads: list[Tensor | None] = [None] * 4
     dtype = q.dtype if half else torch.float32
@@ -126,11 +130,11 @@ def backward(
         tile = tile_of("queries", d, e, half=half)
         parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
         made = room(parts, q.shape, dtype, q.device)
-        ends = None if clock is None else clock.ends(tile.rows, group * tile.columns)
+        ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
             *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
-            ENDS=0 if clock is None else 2, **widths, **_options(tile, thin),
+            ENDS=kind, **widths, **_options(tile, thin, n % tile.columns == 0),
         )  # fmt: skip
         grads[0] = summed(made, parts, q.dtype)
     if any(wanted[1:]):
@@ -141,14 +145,19 @@ def backward(
             room(parts, shape, t, q.device)
             for shape, t in zip(shapes, (dtype, dtype, torch.float32), strict=True)
         ]
-        starts = None if clock is None else clock.starts(group * tile.rows, tile.columns)
+        starts = found if clock is None else clock.starts(group * tile.rows, tile.columns)
         run = narrow.backward_keys if thin else wide_backward.keys
         run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            TIMED=clock is not None, **widths, **_options(tile, thin),
+            ENDS=kind, **widths, **_options(tile, thin, m % tile.rows == 0),
         )  # fmt: skip
         grads[1:] = [summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
+
+
+def _kind_of_ends(found: Tensor | None, clock: Clock | None) -> int:
+    """Whether keys end with their problem (0), by a survey (1), or by times for each block (2)."""
+    return 2 if clock is not None else 0 if found is None else 1
 
 
 def _room(q: Tensor, shape: tuple[int, ...], width: int, dtype: torch.dtype) -> Reduced:
@@ -158,9 +167,9 @@ def _room(q: Tensor, shape: tuple[int, ...], width: int, dtype: torch.dtype) -> 
 
 
 def _upstream(
-    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool
+    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool, negative: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query hands on: a gradient, a summand, and the offset of its scores."""
+    """What each query hands on: a gradient, a summand or its negative, an offset of scores."""
     (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
     g = d_out.new_empty(d_out.shape, dtype=torch.float32 if divide else d_out.dtype)
     slope, offset = torch.empty_like(result.peak), torch.empty_like(result.peak)
@@ -168,14 +177,15 @@ def _upstream(
     survey_programs.upstream[(-(-m // size) * prod(batch),)](
         result.out, result.peak, result.total, d_out, d_log, g, slope, offset, m, batch[1],
         strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=divide,
+        NEGATIVE=negative,
     )  # fmt: skip
     return g, slope, offset
 
 
-def _options(tile: Tile, thin: bool) -> dict[str, Any]:
-    """The tile as arguments of a kernel."""
+def _options(tile: Tile, thin: bool, even: bool) -> dict[str, Any]:
+    """The tile as arguments of a kernel, and whether its blocks divide the loop."""
     options: dict[str, Any] = dict(
         BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         maxnreg=tile.registers,
     )  # fmt: skip
-    return options if thin else options | dict(STAGES=tile.stages)
+    return options | (dict(GROUP=GROUP) if thin else dict(STAGES=tile.stages, EVEN=even))

@@ -30,9 +30,10 @@ def strides(x: Tensor) -> tuple[int, ...]:
     return tuple(x.stride())
 
 
-def survey(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, values: bool) -> Tensor:
-    """How large points, and `values`, of each problem are, as kernels read it."""
-    (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1] if values else 0
+def survey(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, points: bool, values: bool) -> Tensor:
+    """How large `points` and `values` of each problem are, and where keys end, for kernels."""
+    batch, m, n = q.shape[:-2], q.shape[-2], k.shape[-2]
+    d, e = q.shape[-1] if points else 0, v.shape[-1] if values else 0
     problems, size = prod(batch), _at_once(d, e)
     found = torch.zeros(problems, programs.FIELDS.value, dtype=torch.int32, device=q.device)
     programs.survey[(-(-max(m, n) // (size * STEPS)) * problems,)](

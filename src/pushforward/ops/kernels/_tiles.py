@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 NARROW = 4
 """Points and values of at most this width run on the ordinary arithmetic units."""
 
-Pass = Literal["forward", "queries", "keys"]
-"""The forward pass, and the gradients of queries and of keys."""
+Pass = Literal["forward", "log", "queries", "keys"]
+"""The forward pass, the same without values, and the gradients of queries and of keys."""
 
 
 class Tile(NamedTuple):
@@ -29,9 +29,9 @@ class Tile(NamedTuple):
 
 
 NARROW_TILES: dict[Pass, dict[int, Tile]] = {
-    "forward": {NARROW: Tile(16, 128, 4, 3)},
-    "queries": {3: Tile(32, 32, 4, 3, 128), NARROW: Tile(32, 32, 4, 3)},
-    "keys": {2: Tile(32, 32, 4, 3, 128), 3: Tile(32, 32, 4, 3, 160), NARROW: Tile(32, 32, 4, 3)},
+    "forward": {2: Tile(16, 128, 4, 3), NARROW: Tile(8, 128, 4, 3)},
+    "queries": {NARROW: Tile(8, 128, 4, 3)},
+    "keys": {2: Tile(64, 16, 4, 3, 128), 3: Tile(64, 16, 4, 3, 160), NARROW: Tile(32, 32, 4, 3)},
 }
 """For at most `NARROW` coordinates, up to each width."""
 
@@ -45,23 +45,34 @@ HALF_TILES: dict[Pass, dict[int, Tile]] = {
         128: Tile(128, 64, 8, 2),
         256: Tile(64, 64, 8, 2),
     },
-    "queries": {64: Tile(64, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
-    "keys": {64: Tile(32, 64, 4, 3), 256: Tile(32, 64, 4, 2)},
+    "queries": {64: Tile(128, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
+    "keys": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 256: Tile(32, 64, 4, 2)},
 }
 """For points in half precision, up to each width."""
 
 SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
-    "forward": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 2)},
+    "log": {16: Tile(64, 128, 4, 3), 64: Tile(128, 128, 4, 2), 256: Tile(64, 32, 4, 2)},
+    "forward": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
     "queries": {64: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
     "keys": {64: Tile(32, 64, 4, 2), 256: Tile(32, 32, 4, 1)},
 }
 """For points in float32, which are split into halves."""
 
 
+HOPPER_WIDTHS = range(17, 65)
+"""Widths at which the kernel in Gluon is faster."""
+
+HOPPER_TILES = {0: Tile(128, 128, 4, 2), 1: Tile(256, 64, 4, 3), 2: Tile(128, 128, 4, 2)}
+"""Those of its modes, see `programs.wide.forward`: rows are those of two groups of warps."""
+
+
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
     """The tile for points of width `d` and values of width `e`."""
     width = max(d, e)
-    tiles = (NARROW_TILES if width <= NARROW else HALF_TILES if half else SPLIT_TILES)[which]
+    tables = NARROW_TILES if width <= NARROW else HALF_TILES if half else SPLIT_TILES
+    if which == "forward" and e == 0 and "log" in tables:
+        which = "log"
+    tiles = tables[which]
     return next(tile for widest, tile in tiles.items() if width <= widest)
 
 

@@ -23,6 +23,7 @@ from .parts import (
     plus_dot,
     plus_weighted,
     problem,
+    queries_of_keys,
     share,
     zeros,
 )
@@ -219,16 +220,14 @@ def backward_keys(
     q, k, v, b, times, starts, offset, g, slope, dk, dv, db,
     M, N, H, factor, sq, sk, sv, sb, sg,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
-    TIMED: tl.constexpr,
+    ENDS: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
     z, place, blocks = placed(N, BN)
     part = tl.program_id(1)
-    first = 0
-    if TIMED:
-        first = tl.load(starts + tl.program_id(0))
-    first, full, last = share(first, M, part, tl.num_programs(1), GROUP * BM)
     j0 = place * BN
+    first, last = queries_of_keys(starts, z, j0, M, ENDS)
+    first, full, last = share(first, last, part, tl.num_programs(1), GROUP * BM)
     j = j0 + tl.arange(0, BN)
     rows = j < N
     points = coordinates(problem(k, z, H, sk), j0, N, sk, 1.0, D, BN, True)
@@ -237,7 +236,7 @@ def backward_keys(
     row = z.to(tl.int64) * M
     q, g, offset, slope = problem(q, z, H, sq), problem(g, z, H, sg), offset + row, slope + row
     seen, told = offset, 0
-    if TIMED:
+    if ENDS == 2:
         seen = times + z.to(tl.int64) * (M + N)
         told = tl.load(seen + M + j, mask=rows, other=LATEST)
     sum_k, sum_v = zeros(D, BN, BM), zeros(E, BN, BM)
@@ -246,12 +245,12 @@ def backward_keys(
         for turn in tl.static_range(GROUP):
             sum_k, sum_v, sum_b = _keys_step(
                 sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told,
-                i0 + turn * BM, last, factor, sq, sg, D, E, BM, TIMED, False,
+                i0 + turn * BM, last, factor, sq, sg, D, E, BM, ENDS == 2, False,
             )  # fmt: skip
     for i0 in tl.range(full, last, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, TIMED, True,
+            factor, sq, sg, D, E, BM, ENDS == 2, True,
         )  # fmt: skip
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
     for d in tl.static_range(D):

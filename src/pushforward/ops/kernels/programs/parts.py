@@ -127,6 +127,22 @@ def hidden(scores, queries, keys):
 
 
 @triton.jit
+def finite(top):
+    """The shift of scores whose largest is `top`: 0 where there is no mass."""
+    return tl.where(top == -float("inf"), 0.0, top)
+
+
+@triton.jit
+def in_range(sums):
+    """Whether all sums of weights lie between 2^-60 and 2^60, so that no maximum was needed.
+
+    A single weight is no larger than its sum, and those below 2^-126 are too small to matter.
+    """
+    fits = (sums > 8.673617379884035e-19) & (sums < 1.152921504606847e18)
+    return tl.min(fits.to(tl.int32), 0) == 1
+
+
+@triton.jit
 def end_of_keys(ends, z, N, ENDS: tl.constexpr):
     """Where the keys end: for all, by a survey (`ENDS` 1), or for this program (2)."""
     last = N
@@ -135,6 +151,20 @@ def end_of_keys(ends, z, N, ENDS: tl.constexpr):
     if ENDS == 2:
         last = tl.load(ends + tl.program_id(0))
     return last
+
+
+@triton.jit
+def queries_of_keys(starts, z, j0, M, ENDS: tl.constexpr):
+    """The range of queries that may see a block of keys from `j0` on; none sees keys at the end.
+
+    `ENDS` is as in `end_of_keys`; for times `starts` holds the first query of each block.
+    """
+    first, last = 0, M
+    if ENDS == 1:
+        last = tl.where(j0 < tl.load(starts + z * FIELDS + END), M, 0)
+    if ENDS == 2:
+        first = tl.load(starts + tl.program_id(0))
+    return first, last
 
 
 @triton.jit

@@ -51,15 +51,16 @@ def survey(
     z, place, _ = placed(tl.maximum(M, N), SIZE * STEPS)
     found += z * FIELDS
     first = place * SIZE * STEPS
-    if first < M:
+    if D > 0 and first < M:
         _surveyed(
             problem(q, z, H, sq), found, found + LONGEST, first, M, sq, D, D_PAD, SIZE, STEPS
         )
     if first < N:
-        _surveyed(
-            problem(k, z, H, sk), found + 1, found + LONGEST + 1, first, N, sk, D, D_PAD, SIZE,
-            STEPS,
-        )  # fmt: skip
+        if D > 0:
+            _surveyed(
+                problem(k, z, H, sk), found + 1, found + LONGEST + 1, first, N, sk, D, D_PAD,
+                SIZE, STEPS,
+            )  # fmt: skip
         if E > 0:
             _surveyed(
                 problem(v, z, H, sv), found + 2, found + LONGEST + 2, first, N, sv, E, E_PAD,
@@ -139,12 +140,13 @@ def columns(
 def upstream(
     out, peak, total, d_out, d_log, g, slope, offset, M, H, so, sl,
     E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, DIVIDE: tl.constexpr,
+    NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     r"""What each query hands on in the backward pass: a gradient, a summand, an offset of scores.
 
     With $c=\ell'-\langle o',o\rangle$ they are $o'$, $c$ and the log-integral; or, with `DIVIDE`,
-    $o'$ and $c$ over the total, and the largest score. A query that sees no mass hands on zeros,
-    and its weights relative to infinity are zeros.
+    $o'$ and $c$ over the total, and the largest score; `NEGATIVE` gives $-c$. A query that sees no
+    mass hands on zeros, and its weights relative to infinity are zeros.
     """
     z, place, _ = placed(M, SIZE)
     i = place * SIZE + tl.arange(0, SIZE)
@@ -172,6 +174,8 @@ def upstream(
         c = c / sums
     else:
         top += tl.log2(sums)
+    if NEGATIVE:
+        c = -c
     tl.store(slope + row, c, mask=there)
     tl.store(offset + row, tl.where(seen, top, float("inf")), mask=there)
 
