@@ -10,8 +10,9 @@ rows: queries in one half-step, keys in the next. Between two half-steps the pro
 wait for each other; one that is alone with its problem need not.
 
 The log-integral of a row changes little from step to step. So the last one replaces the largest
-score, and a pair costs a multiply-add for each coordinate, two additions and an exponential. If
-the sum leaves a safe range, the block is done again with its largest scores.
+score, and a pair costs a multiply-add for each coordinate, an exponential and an addition; another
+addition where the rows of a block differ much. If a sum leaves a safe range, the block is done
+again with its largest scores.
 """
 
 import triton
@@ -20,8 +21,12 @@ import triton.language as tl
 from .parts import LOG2E, coordinates, numbers, plus_dot, problem
 
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-SAFE: tl.constexpr = tl.constexpr(2.0**60)
+SAFE: tl.constexpr = tl.constexpr(2.0**80)
 """Sums between `1 / SAFE` and `SAFE` lost nothing: terms that vanished are below 2^-126."""
+
+SPREAD: tl.constexpr = tl.constexpr(100.0)
+"""Rows whose last log-integrals lie this close take their middle as common shift. That saves one
+addition a pair."""
 
 EXTRA: tl.constexpr = tl.constexpr(5)
 """Numbers kept for a point beside its coordinates: bias, log-integral, log-weight, constant,
@@ -96,14 +101,18 @@ def _columns(columns, length, j0, D: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def _relative_sums(
     points, shift, columns, length,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of exponentials relative to a given shift of each row."""
+    """Sums of exponentials relative to a shift of each row, or of all of them (`EVEN`)."""
     s = tl.zeros([BM, BN], tl.float32)
     for j0 in tl.range(0, length, GROUP * BN):
         for g in tl.static_range(GROUP):
             others, bias = _columns(columns, length, j0 + g * BN, D, BN)
-            s += tl.exp2(plus_dot(bias[None, :] - shift[:, None], points, others, D))
+            if EVEN:
+                t = (bias - shift)[None, :]
+            else:
+                t = bias[None, :] - shift[:, None]
+            s += tl.exp2(plus_dot(t, points, others, D))
     return tl.sum(s, 1)
 
 
@@ -166,12 +175,24 @@ def run(
             safe = 0
             if half >= 2:
                 shift = tl.load(at + (D + 1) * length)
-                total = _relative_sums(points, shift, columns, others_length, D, BM, BN, GROUP)
+                low, high = tl.min(shift, 0), tl.max(shift, 0)
+                if high - low < SPREAD:
+                    middle = (low + high) / 2
+                    shift = tl.zeros([BM], tl.float32) + middle
+                    total = _relative_sums(
+                        points, middle, columns, others_length, D, BM, BN, GROUP, True
+                    )
+                else:
+                    total = _relative_sums(
+                        points, shift, columns, others_length, D, BM, BN, GROUP, False
+                    )
                 near = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
                 safe = tl.min(near.to(tl.int32), 0)
             if safe == 0:
                 shift = _largest(points, columns, others_length, D, BM, BN, GROUP)
-                total = _relative_sums(points, shift, columns, others_length, D, BM, BN, GROUP)
+                total = _relative_sums(
+                    points, shift, columns, others_length, D, BM, BN, GROUP, False
+                )
             integral = shift + tl.log2(total)
             value = renewed(rows, columns, i, length, integral, integral, tau, D, SYMMETRIC)
             final = (i < count) & (half == halves - 1)
