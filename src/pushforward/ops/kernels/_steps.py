@@ -11,7 +11,7 @@ from ..._tools.precision import HALF
 from ._operators import check_device
 from ._problem import Halves, padded_width, strides
 from ._split import processors
-from ._tiles import NARROW, REGISTERS, WidePlan, planned, wide_planned
+from ._tiles import NARROW, REGISTERS, SHARES, WidePlan, planned, wide_planned
 from .programs import steps, wide_steps
 
 WHAT = "Sinkhorn steps in one launch"
@@ -88,7 +88,7 @@ def _wide(
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in points)
         operands, width = (q, k, q, k, None, None), d
     tile, alone = plan.tile, plan.programs == 1
-    block, shares = max(tile.rows, tile.columns), max(plan.parts)
+    block, shares = max(tile.rows, tile.columns), SHARES if max(plan.parts) > 1 else 1
     sides = [-(-size // block) * block for size in (m, n)]
     room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
     size = problems * 2 * shares * max(sides) if shares > 1 else 0

@@ -96,7 +96,7 @@ def run(
 
     The shift of a row is its last log-integral. It is NaN where the largest score of each share
     must be found instead: in the first half-steps, and after a sum that was out of range. `PARTS`
-    is at least the number of shares on either side, or 1 if nothing is shared.
+    is the largest number of shares, or 1 if nothing is shared.
     """
     STEP: tl.constexpr = BM if BM > BN else BN
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
