@@ -160,6 +160,8 @@ def wide_planned(
         memory: bytes of the memory that programs of a processor share.
     """
     tile, resident = next(found for widest, found in STEP_TILES.items() if d <= widest)
+    longest = 1 << max(5, (max(m, n) - 1).bit_length())
+    tile = tile._replace(columns=min(tile.columns, longest))
     needed = (tile.rows + tile.stages * tile.columns) * 2 * halves * d + 4096
     resident = min(resident, memory // needed)
     if resident == 0:
