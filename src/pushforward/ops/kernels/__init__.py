@@ -17,7 +17,7 @@ from ..._tools.precision import HALF, align
 from .._operators import Times, named_errors
 from . import _decay as decay
 from ._operators import WHAT, reduce
-from ._steps import take_steps
+from ._steps import fits, take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
@@ -57,6 +57,11 @@ def has_radial(x: Tensor, v: Tensor) -> bool:
     return fits and x.dtype == v.dtype == torch.float32
 
 
+def has_steps(q: Tensor, k: Tensor) -> bool:
+    """Whether kernels for Sinkhorn steps take these points, on their device."""
+    return 1 <= q.shape[-1] <= WIDEST and fits(q, k)
+
+
 def sinkhorn_steps(
     points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
     scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
@@ -68,7 +73,7 @@ def sinkhorn_steps(
     $G=c_b-\tau_b\log\int e^{s\langle q,k\rangle+F}d\mu$.
 
     Args:
-        points: queries and keys of at most four coordinates, in one dtype.
+        points: queries and keys of 1 to `WIDEST` coordinates, in one dtype.
         logs: log-weights of both, in float32. Atoms without mass have finite points.
         constants: $c_a,c_b$; None for zeros.
         start: $G$ before.

@@ -29,6 +29,7 @@ class Tile(NamedTuple):
 
 
 NARROW_TILES: dict[Pass, dict[int, Tile]] = {
+    "log": {NARROW: Tile(16, 128, 4, 3)},
     "forward": {2: Tile(16, 128, 4, 3), NARROW: Tile(8, 128, 4, 3)},
     "queries": {NARROW: Tile(8, 128, 4, 3)},
     "keys": {2: Tile(64, 16, 4, 3, 128), 3: Tile(64, 16, 4, 3, 160), NARROW: Tile(32, 32, 4, 3)},
@@ -129,3 +130,65 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
 
     _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
     return Plan(rows, 32 * warps, 2, warps, programs)
+
+
+class WidePlan(NamedTuple):
+    """A tile, programs on a processor and for a problem, shares of the columns of both sides."""
+
+    tile: Tile
+    resident: int
+    programs: int
+    parts: tuple[int, int]
+
+    @property
+    def registers(self) -> int:
+        """How many registers a thread may take, so that all of them fit."""
+        return min(255, 2048 // (self.resident * self.tile.warps) // 8 * 8)
+
+
+STEP_TILES: dict[int, tuple[Tile, int]] = {
+    16: (Tile(64, 128, 4, 3), 4),
+    32: (Tile(64, 128, 4, 2), 3),
+    64: (Tile(128, 128, 8, 2), 2),
+    128: (Tile(128, 64, 8, 2), 1),
+    256: (Tile(64, 64, 4, 2), 1),
+}
+"""Tiles of steps on wide points up to each width, and how many programs a processor holds."""
+
+SHARES = 16
+"""The largest number of shares."""
+
+
+def wide_planned(
+    problems: int, m: int, n: int, d: int, *, halves: int, processors: int, memory: int
+) -> WidePlan | None:
+    """The plan for points of width `d` on the device; None if no program fits a processor.
+
+    Columns are split among programs where rows are too few to keep all of them busy.
+
+    Args:
+        problems: how many there are.
+        m: rows of one side.
+        n: rows of the other side.
+        d: their width, a power of two.
+        halves: half-precision numbers for a coordinate, 1 or 2.
+        processors: how many the device has.
+        memory: bytes of the memory that programs of a processor share.
+    """
+    tile, resident = next(found for widest, found in STEP_TILES.items() if d <= widest)
+    longest = 1 << max(5, (max(m, n) - 1).bit_length())
+    tile = tile._replace(columns=min(tile.columns, longest))
+    needed = (tile.rows + tile.stages * tile.columns) * 2 * halves * d + 4096
+    resident = min(resident, memory // needed)
+    if resident == 0:
+        return None
+    programs = max(1, processors * resident // problems)
+
+    def shares(rows: int, columns: int) -> int:
+        blocks, most = -(-rows // tile.rows), max(1, columns // (2 * tile.columns))
+        load = lambda parts: -(-blocks * parts // programs) / parts * (1 + 0.02 * parts)
+        return min((2**k for k in range(5) if 2**k <= min(most, SHARES)), key=load)
+
+    parts = shares(m, n), shares(n, m)
+    units = max(-(-m // tile.rows) * parts[0], -(-n // tile.rows) * parts[1])
+    return WidePlan(tile, resident, min(programs, units), parts)
