@@ -89,13 +89,13 @@ def _wide(
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in points)
         operands, width = (q, k, q, k, None), d
     tile, alone = plan.tile, plan.programs == 1
-    block, shares = max(tile.rows, tile.columns), SHARES if max(plan.parts) > 1 else 1
+    block = max(tile.rows, tile.columns)
     sides = [-(-size // block) * block for size in (m, n)]
     room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
-    size = problems * 2 * shares * max(sides) if shares > 1 else 0
-    shared = q.new_empty(size, dtype=torch.float32)
+    divided = max(plan.parts) > 1
+    shared = q.new_empty(problems * 2 * SHARES * max(sides) if divided else 0, dtype=torch.float32)
     blocks = sum(sides) // tile.rows
-    waits = not alone or shares > 1
+    waits = not alone or divided
     counters = q.new_zeros(problems * (1 + blocks) if waits else 0, dtype=torch.int32)
     out = q.new_empty(*batch, n, dtype=torch.float32)
     given = (*logs, *(constants or (None, None)), start)
@@ -103,7 +103,7 @@ def _wide(
         *operands, *given, out, room, shared, counters, m, n, q.shape[1], factor,
         *damping, halves, plan.programs, *plan.parts, strides(operands[0]), strides(operands[1]),
         *map(_strides, given),
-        D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, PARTS=shares, STAGES=tile.stages,
+        D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, PARTS=SHARES, STAGES=tile.stages,
         ALONE=alone, SPLIT=split, SHIFTED=bool(constants), SYMMETRIC=symmetric,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=plan.registers,
         launch_cooperative_grid=not alone,

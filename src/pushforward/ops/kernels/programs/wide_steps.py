@@ -96,7 +96,7 @@ def run(
 
     The shift of a row is its last log-integral. It is NaN where the largest score of each share
     must be found instead: in the first half-steps, and after a sum that was out of range. `PARTS`
-    is the largest number of shares, or 1 if nothing is shared.
+    is the largest number of shares there may be.
     """
     STEP: tl.constexpr = BM if BM > BN else BN
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
@@ -155,15 +155,14 @@ def run(
                     other_stride, D, D_PAD, BM, BN, STAGES, SPLIT,
                 )  # fmt: skip
             complete = parts > 0
-            if PARTS > 1:
-                if parts > 1:
-                    tl.store(peaks + some * length + i, peak)
-                    tl.store(sums + some * length + i, total)
+            if parts > 1:
+                tl.store(peaks + some * length + i, peak)
+                tl.store(sums + some * length + i, total)
+                tl.debug_barrier()
+                complete = tl.atomic_add(arrivals + place, 1) % parts == parts - 1
+                if complete:
                     tl.debug_barrier()
-                    complete = tl.atomic_add(arrivals + place, 1) % parts == parts - 1
-                    if complete:
-                        tl.debug_barrier()
-                        peak, total = _combined(peaks, sums, i, parts, length, PARTS)
+                    peak, total = _combined(peaks, sums, i, parts, length, PARTS)
             if complete:
                 near = (total > 1 / SAFE) & (total < SAFE)
                 safe = tl.maximum(tl.min(near.to(tl.int32), 0), unknown)
