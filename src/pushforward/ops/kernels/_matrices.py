@@ -50,23 +50,33 @@ class Tile(NamedTuple):
         )  # fmt: skip
 
 
-ALONE = Tile(1, 1, 32)
-"""A thread for each matrix."""
+TILES = {
+    4: Tile(1, 1, 32),
+    8: Tile(2, 2, 8),
+    16: Tile(4, 4, 2),
+    32: Tile(8, 4, 1),
+    64: Tile(8, 4, 1, 4),
+}
+"""For matrices up to each size. A thread has at most 32 entries."""
 
-BALANCE = {8: ALONE, 16: Tile(4, 4, 2), 32: Tile(8, 4, 1), 64: Tile(8, 4, 1, 4)}
-"""For Sinkhorn steps, which have as many sums along rows as along columns."""
-
-ELIMINATE = {8: ALONE, 16: Tile(1, 16, 2), 32: Tile(1, 32, 1), 64: Tile(1, 32, 1, 4)}
-"""For Newton steps, which take rows out of a matrix: a thread has few numbers of a row."""
-
-DOUBLE = {4: ALONE, 8: Tile(1, 8, 4), 16: Tile(1, 16, 2), 32: Tile(1, 32, 1, 2),
-          64: Tile(1, 32, 1, 8)}  # fmt: skip
-"""For the same in float64."""
+DOUBLE = {
+    4: Tile(1, 1, 32),
+    8: Tile(2, 4, 4),
+    16: Tile(8, 4, 1),
+    32: Tile(8, 4, 1, 2),
+    64: Tile(8, 4, 1, 8),
+}
+"""For float64, where a thread has half as many."""
 
 
 def padded(n: int) -> int:
     """The next power of two."""
     return 1 << (n - 1).bit_length()
+
+
+def patience(n: int) -> int:
+    """How many Sinkhorn steps cost as much as a Newton step, about."""
+    return max(8, padded(n))
 
 
 def tile_of(tiles: dict[int, Tile], n: int) -> Tile:
@@ -82,27 +92,24 @@ def scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, T
     slow, hard, masked = (logits.new_empty(count, dtype=torch.int32) for _ in range(3))
     # How many matrices are in each of these lists; Newton steps before and after annealing.
     counters = logits.new_zeros(5, dtype=torch.int32)
-    double = logits.dtype == torch.float64
     first, eps, goal = min(NEWTON_STEPS, max_steps), torch.finfo(logits.dtype).eps, tol / 2
-    tile = tile_of(BALANCE, n)
+    tile = tile_of(DOUBLE if logits.dtype == torch.float64 else TILES, n)
     if count:
         programs.balance[(-(-count // tile.matrices),)](
             logits, out, residual, slow, masked, counters, count, n, 1, goal, tol,
-            MORE=max(8, padded(n)), **tile.options(n),
+            MORE=patience(n), **tile.options(n),
         )  # fmt: skip
-        tile = tile_of(DOUBLE if double else ELIMINATE, n)
         programs.newton[_grid(logits, tile)](
             out, residual, slow, hard, counters, n, 1, goal, tol, first, eps, **tile.options(n)
         )
     if count and max_steps > NEWTON_STEPS:
-        tile = tile_of(DOUBLE, n)
-        programs.anneal[_grid(logits, tile)](
+        double = tile_of(DOUBLE, n)
+        programs.anneal[_grid(logits, double)](
             logits, out, residual, hard, counters, n, 1, goal, max_steps, ANNEALING_STEPS,
-            **tile.options(n),
+            **double.options(n),
         )  # fmt: skip
     converged = residual <= tol
     if count:
-        tile = tile_of(BALANCE, n)
         programs.support[_grid(logits, tile)](
             logits, out, residual, converged.view(torch.int8), masked, counters, n, 1, eps,
             **tile.options(n),

@@ -59,17 +59,15 @@ def _any(x):
 
 
 @triton.jit
-def _to_rows(x, tile):
-    """Numbers of columns as numbers of rows with the same index."""
-    shape: tl.constexpr = tile.shape
-    return tl.reshape(x, [shape[0], 1, shape[2], 1, shape[4]])
+def _row(x, k, row):
+    """Row `k` of each matrix, as numbers of columns."""
+    return _sum_columns(tl.where(row == k, x, 0.0))
 
 
 @triton.jit
-def _to_columns(x, tile):
-    """Numbers of rows as numbers of columns with the same index."""
-    shape: tl.constexpr = tile.shape
-    return tl.reshape(x, [shape[0], shape[1], 1, shape[3], 1])
+def _column(x, k, column):
+    """Column `k` of each matrix, as numbers of rows."""
+    return _sum_rows(tl.where(column == k, x, 0.0))
 
 
 @triton.jit
@@ -214,13 +212,12 @@ def balance(
 
 
 @triton.jit
-def _gram(P, row, n, DTYPE: tl.constexpr):
-    r"""The weights $P^\top P$."""
+def _gram(P, row, column, n, DTYPE: tl.constexpr):
+    r"""The weights $P^\top P$, row by row."""
     P = P.to(DTYPE)
     W = tl.zeros_like(P)
-    for i in tl.range(0, n):
-        p = _sum_columns(tl.where(row == i, P, 0.0))
-        W += _to_rows(p, P) * p
+    for k in tl.range(0, n):
+        W = tl.where(row == k, _sum_columns(_column(P, k, column) * P), W)
     return W
 
 
@@ -232,20 +229,21 @@ def _solve_laplacian(W, b, row, column, n, limit, eps):
     remaining columns. When column $k$ goes, $x_k=z_k+\sum_{l>k}s_{kl}x_l$ with shares that sum to
     one, and this is put into the equations of later columns and of earlier ones. Row $k$ of the
     tile has the weights to later columns, and before the diagonal the shares that earlier columns
-    have in $k$. What a column adds of its own, $z_k$, is limited.
+    have in $k$. Column $k$ has the same weights below the diagonal. What a column adds of its own,
+    $z_k$, is limited.
     """
     x = b
     for k in tl.range(0, n - 1):
-        w = _sum_columns(tl.where(row == k, W, 0.0))
+        w = _row(W, k, row)
         weights = tl.where(column > k, w, 0.0)
         pivot = tl.maximum(_sum_rows(weights), eps)
         shares = weights / pivot
+        later = tl.where(row > k, _column(W, k, column), 0.0) / pivot
         y = _sum_rows(tl.where(column == k, x, 0.0))
         z = tl.minimum(tl.maximum(y / pivot, -limit), limit).to(x.dtype)
         # With 1 - pivot in place of the diagonal, weights to column k become shares in it.
-        W += tl.where(column == k, 1.0 - pivot, w) * _to_rows(shares, W)
-        later = x + shares * y
-        x = tl.where(column < k, x + w * z, tl.where(column == k, z, later.to(x.dtype)))
+        W += tl.where(column == k, 1.0 - pivot, w) * later
+        x = tl.where(column == k, z, x + tl.where(column < k, w * z, shares * y).to(x.dtype))
     return tl.where(column < n - 1, x, 0.0)
 
 
@@ -264,7 +262,7 @@ def _newton(P, row, column, n, goal, most, eps, WEIGHTS: tl.constexpr):
     going = _any((error > goal) & (error < float("inf"))) * (most > 0).to(tl.int32)
     while going > 0:
         b = tl.where(column < n, 1.0 - sums, 0.0)
-        x = _solve_laplacian(_gram(P, row, n, WEIGHTS), b, row, column, n, LIMIT, eps)
+        x = _solve_laplacian(_gram(P, row, column, n, WEIGHTS), b, row, column, n, LIMIT, eps)
         highest = _max_rows(tl.where(column < n, x, -float("inf")))
         # Along x the dual h has |h'''| <= s h'', s the spread of x, and h'(0) <= -h''(0), so that
         # h'(t) <= h''(0) ((exp(st) - 1) / s - 1) <= 0 up to t = log(1 + s) / s.
@@ -372,17 +370,17 @@ def support(
         allowed = (L > -float("inf")).to(tl.float32)
         large = (P > border).to(tl.float32)
         # From row to row: along an allowed entry, and back along a large one of the same column.
-        reach = (row == column).to(tl.float32) + tl.zeros_like(allowed)
+        reach = tl.zeros_like(allowed)
         for k in tl.range(0, n):
-            back = _to_columns(_sum_rows(tl.where(column == k, large, 0.0)), large)
-            reach = tl.maximum(reach, _sum_rows(tl.where(column == k, allowed, 0.0)) * back)
+            steps = _sum_rows(allowed * _row(large, k, row))
+            reach = tl.where(column == k, tl.minimum(steps, 1.0), reach)
+        reach = tl.where((row == column) & exists, 1.0, reach)
         for k in tl.range(0, n):
-            to = _sum_rows(tl.where(column == k, reach, 0.0))
-            reach = tl.maximum(reach, to * _sum_columns(tl.where(row == k, reach, 0.0)))
+            reach = tl.maximum(reach, _column(reach, k, column) * _row(reach, k, row))
         path = tl.zeros_like(reach)
         for k in tl.range(0, n):
-            on = _to_rows(_sum_columns(tl.where(row == k, reach, 0.0)), reach)
-            path = tl.maximum(path, on * _sum_columns(tl.where(row == k, large, 0.0)))
+            back = _sum_columns(large * _column(reach, k, column))
+            path = tl.where(row == k, tl.minimum(back, 1.0), path)
         wrong = _max_rows(_max_columns(tl.where(path < allowed, 1, 0))) > 0
         tl.store(converged + which, tl.zeros_like(which).to(tl.int8), mask=exists & wrong)
 
@@ -409,6 +407,8 @@ def gradient(
     Q = P * inverse
     rows = _sum_rows(Q * G)
     b = _sum_columns(P * G) - _sum_columns(Q * rows)
-    v = _solve_laplacian(_gram(Q, row, n, tl.float64), b, row, column, n, float("inf"), 2.0**-52)
+    v = _solve_laplacian(
+        _gram(Q, row, column, n, tl.float64), b, row, column, n, float("inf"), 2.0**-52
+    )
     u = (rows - _sum_rows(Q * v)) * inverse
     tl.store(out + start + at, (P * (G - u - v)).to(out.dtype.element_ty), mask=inside)
