@@ -90,8 +90,8 @@ def scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, T
     count, n, _ = logits.shape
     out, residual = logits.new_empty(logits.shape), logits.new_empty(count)
     slow, hard, masked = (logits.new_empty(count, dtype=torch.int32) for _ in range(3))
-    # How many matrices are in each of these lists; Newton steps before and after annealing.
-    counters = logits.new_zeros(5, dtype=torch.int32)
+    # How many matrices are in each of these lists, and the most Newton steps.
+    counters = logits.new_zeros(4, dtype=torch.int32)
     first, eps, goal = min(NEWTON_STEPS, max_steps), torch.finfo(logits.dtype).eps, tol / 2
     tile = tile_of(DOUBLE if logits.dtype == torch.float64 else TILES, n)
     if count:
@@ -105,7 +105,8 @@ def scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, T
     if count and max_steps > NEWTON_STEPS:
         double = tile_of(DOUBLE, n)
         programs.anneal[_grid(logits, double)](
-            logits, out, residual, hard, counters, n, 1, goal, max_steps, ANNEALING_STEPS,
+            logits, out, residual, hard, counters, n, 1, goal, first,
+            max_steps - first, ANNEALING_STEPS,
             **double.options(n),
         )  # fmt: skip
     converged = residual <= tol
@@ -114,7 +115,7 @@ def scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, T
             logits, out, residual, converged.view(torch.int8), masked, counters, n, 1, eps,
             **tile.options(n),
         )  # fmt: skip
-    return out, residual, converged, counters[3:].amax()
+    return out, residual, converged, counters[3].clone()
 
 
 def gradient(matrix: Tensor, upstream: Tensor) -> Tensor:

@@ -53,9 +53,14 @@ def _max_columns(x):
 
 
 @triton.jit
+def _most(x):
+    return tl.max(tl.ravel(x), 0)
+
+
+@triton.jit
 def _any(x):
     """Whether anything in a tile is true, as a number."""
-    return tl.max(tl.ravel(x.to(tl.int32)), 0)
+    return _most(x.to(tl.int32))
 
 
 @triton.jit
@@ -146,6 +151,12 @@ def _column_error(sums, column, n):
 
 
 @triton.jit
+def _live(error, goal):
+    """Which matrices are not done, and have no NaN."""
+    return (error > goal) & (error < float("inf"))
+
+
+@triton.jit
 def _residual(P, row, column, n):
     """The largest error of a row sum or column sum; NaN if there is any."""
     P = P.to(tl.float64)
@@ -194,19 +205,20 @@ def balance(
     going = 1
     while going > 0:
         ahead = tl.log2(error) + MORE * (tl.log2(error) - tl.log2(before))
-        hopeful = (error > goal) & (error < float("inf"))
-        hopeful = hopeful & ((step < START) | (ahead <= tl.log2(goal + tl.zeros_like(error))))
+        hopeful = _live(error, goal) & (
+            (step < START) | (ahead <= tl.log2(goal + tl.zeros_like(error)))
+        )
         going = _any(hopeful)
         if going > 0:
-            P = _normalise_rows(P * _inverse(sums))
+            P = tl.where(hopeful, _normalise_rows(P * _inverse(sums)), P)
             sums = _sum_columns(P)
-            before = error
+            before = tl.where(hopeful, error, before)
             error = _column_error(sums, column, n)
             step += 1
     residual = _residual(P, row, column, n)
     tl.store(out + start + at, P, mask=inside)
     tl.store(residuals + which, residual.to(P.dtype), mask=exists)
-    left = exists & (((error > goal) & (error < float("inf"))) | (residual > 0.7 * tol))
+    left = exists & (_live(error, goal) | (residual > 0.7 * tol))
     _leave(which, left, slow, counters)
     _leave(which, exists & hidden, masked, counters + 2)
 
@@ -249,7 +261,9 @@ def _solve_laplacian(W, b, row, column, n, limit, eps):
 
 @triton.jit
 def _newton(P, row, column, n, goal, most, eps, WEIGHTS: tl.constexpr):
-    r"""Newton steps until column sums are within `goal` of one: the matrices, how many steps.
+    r"""Newton steps until column sums are within `goal` of one: the matrices, how many steps each.
+
+    Matrices that are done stay as they are, so that none depends on its neighbours.
 
     If rows sum to one, the column factors $e^x$ sought minimise the convex function
     $h(x)=\sum_i\log\sum_jP_{ij}e^{x_j}-\sum_jx_j$. With column sums $c$, a Newton step solves
@@ -258,8 +272,9 @@ def _newton(P, row, column, n, goal, most, eps, WEIGHTS: tl.constexpr):
     """
     sums = _sum_columns(P)
     error = _column_error(sums, column, n)
-    steps = 0
-    going = _any((error > goal) & (error < float("inf"))) * (most > 0).to(tl.int32)
+    steps = tl.zeros_like(error).to(tl.int32)
+    live = _live(error, goal) & (steps < most)
+    going = _any(live)
     while going > 0:
         b = tl.where(column < n, 1.0 - sums, 0.0)
         x = _solve_laplacian(_gram(P, row, column, n, WEIGHTS), b, row, column, n, LIMIT, eps)
@@ -270,11 +285,12 @@ def _newton(P, row, column, n, goal, most, eps, WEIGHTS: tl.constexpr):
         damping = tl.where((steps >= FULL) & (spread > 0), tl.log(1.0 + spread) / spread, 1.0)
         factor = tl.where(column < n, _exp((x - highest) * damping), 0.0)
         # A Sinkhorn step after each Newton step is cheap and never increases h.
-        P = _sinkhorn_step(_normalise_rows(P * factor))
+        P = tl.where(live, _sinkhorn_step(_normalise_rows(P * factor)), P)
+        steps += live.to(tl.int32)
         sums = _sum_columns(P)
         error = _column_error(sums, column, n)
-        steps += 1
-        going = _any((error > goal) & (error < float("inf"))) * (steps < most).to(tl.int32)
+        live = _live(error, goal) & (steps < most)
+        going = _any(live)
     return P, steps
 
 
@@ -295,54 +311,54 @@ def newton(
         residual = _residual(P, row, column, n)
         tl.store(out + start + at, P, mask=inside)
         tl.store(residuals + which, residual.to(P.dtype), mask=exists)
-        tl.atomic_max(counters + 3, steps)
+        tl.atomic_max(counters + 3, _most(steps))
         _leave(which, exists & (residual > 0.7 * tol), hard, counters + 1)
 
 
-@triton.jit(do_not_specialize=["n", "unit", "most", "each"])
+@triton.jit(do_not_specialize=["n", "unit", "before", "most", "each"])
 def anneal(
-    logits, out, residuals, hard, counters, n, unit, goal, most, each,
+    logits, out, residuals, hard, counters, n, unit, goal, before, most, each,
     R: tl.constexpr, RT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Solve the matrices that `newton` left in float64, from a high temperature down to 1.
 
     Halving the temperature squares the entries. Squares of a row or column that sums to one sum to
     at least 1/n, so each temperature starts near its solution, however large the logits are. Takes
-    at most `each` Newton steps at a temperature and `most` together.
+    at most `each` Newton steps at a temperature and `most` together, after `before` others.
     """
     row, column = _indices(R, RT, C, CT)
     total = tl.load(counters + 1)
-    done = tl.load(counters + 3)
     for first in tl.range(tl.program_id(0) * B, total, tl.num_programs(0) * B):
         slot, exists = _numbered(first, total, B)
         which = tl.load(hard + slot, mask=exists, other=0)
         start, at, inside = _places(which, exists, row, column, n, unit)
         L = tl.load(logits + start + at, mask=inside, other=-float("inf")).to(tl.float64)
         L = _started(L, tl.float64)
-        spread = tl.max(tl.ravel(tl.where(L > -float("inf"), -L, 0.0)), 0)
+        spread = _max_rows(_max_columns(tl.where(L > -float("inf"), -L, 0.0)))
         halvings = tl.ceil(tl.log2(tl.maximum(spread, 8.0) / 8.0)).to(tl.int32)
         P = _normalise_rows(_exp(L * tl.exp2(-halvings.to(tl.float64))))
         for _ in tl.range(0, START):
             P = _sinkhorn_step(P)
         P, good = _real(P, exists), exists
-        steps = done * 0
-        level = halvings
+        steps = tl.zeros_like(halvings)
+        level = _most(halvings)
         while level >= 0:
-            aim = tl.where(level > 0, COARSE, goal)
+            active = halvings >= level
+            aim = tl.where(active, tl.where(level > 0, COARSE, goal), float("inf"))
             P, more = _newton(
-                P, row, column, n, aim, tl.minimum(each, most - done - steps), 2.0**-52, tl.float32
+                P, row, column, n, aim, tl.minimum(each, most - steps), 2.0**-52, tl.float32
             )
             steps += more
             good = good & (_residual(P, row, column, n) <= 2 * aim)
             P = _real(P, good)
             if level > 0:
-                P = _sinkhorn_step(_normalise_rows(P * P))
+                P = tl.where(active, _sinkhorn_step(_normalise_rows(P * P)), P)
             level = tl.where(_any(good) > 0, level - 1, -1)
         rounded = P.to(out.dtype.element_ty)
         residual = _residual(rounded, row, column, n).to(rounded.dtype)
         tl.store(out + start + at, rounded, mask=inside & good)
         tl.store(residuals + which, residual, mask=good)
-        tl.atomic_max(counters + 4, done + steps)
+        tl.atomic_max(counters + 3, before + _most(steps))
 
 
 @triton.jit(do_not_specialize=["n", "unit"])
