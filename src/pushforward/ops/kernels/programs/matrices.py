@@ -224,9 +224,8 @@ def balance(
 
 
 @triton.jit
-def _gram(P, row, column, n, DTYPE: tl.constexpr):
+def _gram(P, row, column, n):
     r"""The weights $P^\top P$, row by row."""
-    P = P.to(DTYPE)
     W = tl.zeros_like(P)
     for k in tl.range(0, n):
         W = tl.where(row == k, _sum_columns(_column(P, k, column) * P), W)
@@ -260,15 +259,14 @@ def _solve_laplacian(W, b, row, column, n, limit, eps):
 
 
 @triton.jit
-def _newton(P, row, column, n, goal, most, eps, WEIGHTS: tl.constexpr):
+def _newton(P, row, column, n, goal, most, eps):
     r"""Newton steps until column sums are within `goal` of one: the matrices, how many steps each.
 
     Matrices that are done stay as they are, so that none depends on its neighbours.
 
     If rows sum to one, the column factors $e^x$ sought minimise the convex function
     $h(x)=\sum_i\log\sum_jP_{ij}e^{x_j}-\sum_jx_j$. With column sums $c$, a Newton step solves
-    $(\mathrm{diag}(c)-P^\top P)\,x=1-c$. A relative error of the weights $P^\top P$ is the same
-    relative error of all values of the Hessian's quadratic form, so float32 does for them.
+    $(\mathrm{diag}(c)-P^\top P)\,x=1-c$.
     """
     sums = _sum_columns(P)
     error = _column_error(sums, column, n)
@@ -277,7 +275,7 @@ def _newton(P, row, column, n, goal, most, eps, WEIGHTS: tl.constexpr):
     going = _any(live)
     while going > 0:
         b = tl.where(column < n, 1.0 - sums, 0.0)
-        x = _solve_laplacian(_gram(P, row, column, n, WEIGHTS), b, row, column, n, LIMIT, eps)
+        x = _solve_laplacian(_gram(P, row, column, n), b, row, column, n, LIMIT, eps)
         highest = _max_rows(tl.where(column < n, x, -float("inf")))
         # Along x the dual h has |h'''| <= s h'', s the spread of x, and h'(0) <= -h''(0), so that
         # h'(t) <= h''(0) ((exp(st) - 1) / s - 1) <= 0 up to t = log(1 + s) / s.
@@ -307,7 +305,7 @@ def newton(
         which = tl.load(slow + slot, mask=exists, other=0)
         start, at, inside = _places(which, exists, row, column, n, unit)
         P = _real(tl.load(out + start + at, mask=inside, other=0.0), exists)
-        P, steps = _newton(P, row, column, n, goal, most, eps, tl.float32)
+        P, steps = _newton(P, row, column, n, goal, most, eps)
         residual = _residual(P, row, column, n)
         tl.store(out + start + at, P, mask=inside)
         tl.store(residuals + which, residual.to(P.dtype), mask=exists)
@@ -345,9 +343,7 @@ def anneal(
         while level >= 0:
             active = halvings >= level
             aim = tl.where(active, tl.where(level > 0, COARSE, goal), float("inf"))
-            P, more = _newton(
-                P, row, column, n, aim, tl.minimum(each, most - steps), 2.0**-52, tl.float32
-            )
+            P, more = _newton(P, row, column, n, aim, tl.minimum(each, most - steps), 2.0**-52)
             steps += more
             good = good & (_residual(P, row, column, n) <= 2 * aim)
             P = _real(P, good)
@@ -423,8 +419,6 @@ def gradient(
     Q = P * inverse
     rows = _sum_rows(Q * G)
     b = _sum_columns(P * G) - _sum_columns(Q * rows)
-    v = _solve_laplacian(
-        _gram(Q, row, column, n, tl.float64), b, row, column, n, float("inf"), 2.0**-52
-    )
+    v = _solve_laplacian(_gram(Q, row, column, n), b, row, column, n, float("inf"), 2.0**-52)
     u = (rows - _sum_rows(Q * v)) * inverse
     tl.store(out + start + at, (P * (G - u - v)).to(out.dtype.element_ty), mask=inside)
