@@ -1,4 +1,4 @@
-"""The reductions, and decaying sums, as Triton kernels for NVIDIA GPUs, forward and backward.
+"""The reductions, decaying sums and small matrices as Triton kernels for NVIDIA GPUs.
 
 Narrow points (at most four coordinates) run on the ordinary arithmetic units, wide ones on tensor
 cores. Inputs in float32 are accurate to float32: numbers are split into halves where tensor cores
@@ -16,6 +16,7 @@ from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
 from .._operators import Times, named_errors
 from . import _decay as decay
+from ._matrices import WHAT as SCALING, scale_matrices
 from ._operators import WHAT, reduce
 from ._steps import fits, take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
@@ -95,6 +96,20 @@ def sinkhorn_steps(
         both, folded[:2], folded[3:], folded[2], float(scale), list(damping), steps, symmetric
     )
     return out.reshape(*batch, lengths[1])
+
+
+def doubly_stochastic(
+    logits: Tensor, tol: float, max_steps: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scaled matrices `(count, n, n)`, n at most 64, in float32 or float64, without a wait.
+
+    Then their residuals, whether they converged, and the Newton steps of the slowest.
+    """
+    check_no_tangent(SCALING, logits)
+    if torch.compiler.is_compiling():
+        return scale_matrices(logits, tol, max_steps)
+    with named_errors(SCALING):
+        return scale_matrices(logits, tol, max_steps)
 
 
 def _reduced(
