@@ -20,12 +20,26 @@ from torch import Tensor
 
 from .._tools.once import check_no_tangent
 from .._tools.precision import align
-from . import compiled
-from ._operators import MaybeTimes, Times, fold, named_errors, register_gradients
+from . import _operators, compiled
+from ._operators import (
+    Inputs,
+    MaybeTimes,
+    Pair,
+    Times,
+    fold,
+    named_errors,
+    register_gradients,
+)
 from .compiled import Compiled, machine
 
 NAME = "A fused reduction"
 """Its name in messages."""
+
+IN_BASE = 1.0
+"""What natural logarithms are multiplied by to be like those of `swept`: here they are natural."""
+
+logarithm = torch.positive
+"""The second summand of a log-integral, of what `swept` keeps of it: that itself."""
 
 BITS = {torch.float32: 32, torch.float64: 64}
 
@@ -58,6 +72,18 @@ def average(
     batch, (q, k, v, bias), clock = fold((scale * q, k, v, bias[..., None]), times)
     out, *_ = _reduced(q, k, v, bias[..., 0], clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
+
+
+def swept(points: Pair, bias: Tensor, scale: float, times: Times) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-integral, the largest score and the rest."""
+    return _operators.swept(fused_sweep, points, bias, scale, times)
+
+
+def pulled(
+    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool]
+) -> Inputs:
+    """What scores hand on, see `_operators.pulled`."""
+    return _operators.pulled(fused_sweep_backward, inputs, record, upstream, scale, times, wanted)
 
 
 def check_cpu(q: Tensor) -> None:

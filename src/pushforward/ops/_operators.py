@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 from .._tools.once import no_second_derivative, refuse
-from .._tools.precision import full_precision
+from .._tools.precision import align, full_precision
 
 Times = tuple[Tensor, Tensor] | None
 """Times of queries and of keys, if there is a causal mask."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor of the queries and one of the keys."""
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values and bias, or their gradients."""
 
 MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
@@ -42,6 +48,46 @@ def fold(tensors: tuple[Tensor, ...], times: Times) -> tuple[torch.Size, list[Te
         return batch, folded, (None, None)
     *folded, query_times, key_times = folded
     return batch, folded, (query_times[..., 0], key_times[..., 0])
+
+
+def swept(
+    forward: Any, points: Pair, bias: Tensor, scale: float, times: Times
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-integral and its two summands, which `pulled` needs, by a forward pass."""
+    q, k, bias = align(*points, bias)
+    batch, (q, k, bias), clock = fold((scale * q, k, bias[..., None]), times)
+    _, top, rest = forward(q, k, k[..., :0], bias[..., 0], *clock)
+    found = (top + rest, top, rest)
+    return tuple(x.reshape(*batch, x.shape[-1]) for x in found)  # type: ignore[return-value]
+
+
+def pulled(
+    backward: Any, inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times,
+    wanted: list[bool],
+) -> Inputs:  # fmt: skip
+    r"""What scores hand on: gradients in queries, keys, values and bias, by a backward pass.
+
+    With weights $P_{ij}=e^{S_{ij}-\ell_i}$, the gradient in the scores is
+    $S'_{ij}=P_{ij}\,(\langle x_i,v_j\rangle+c_i)$.
+
+    Args:
+        backward: that pass, of a reduction whose average is taken to be 0.
+        inputs: $q,k,v,b$.
+        record: $\ell$ as two summands. A query whose first is minus infinity is left out.
+        upstream: $x,c$.
+        scale: $s$.
+        times: of queries and keys, if there is a causal mask.
+        wanted: which gradients; those that are not wanted may be zeros.
+    """
+    q, k, v, bias, x, *rows = align(*inputs, upstream[0], *record, upstream[1])
+    parts = (scale * q, k, v, bias[..., None], x, *(row[..., None] for row in rows))
+    batch, (q, k, v, bias, x, *rows), clock = fold(parts, times)
+    top, rest, c = (row[..., 0] for row in rows)
+    dq, *others = backward(
+        [q, k, v, bias[..., 0]], *clock, [torch.zeros_like(x), top, rest], [x, c], wanted
+    )
+    grads = (scale * dq, *others)
+    return tuple(t.reshape(*batch, *t.shape[1:]) for t in grads)  # type: ignore[return-value]
 
 
 def register_gradients(forward: Any, backward: Any, what: str) -> None:

@@ -1,4 +1,4 @@
-r"""What a plan must match: two marginals, prescribed or relaxed; and plain Sinkhorn steps.
+r"""What a plan must match: two marginals, prescribed or relaxed; and one Sinkhorn step.
 
 Potentials $f,g$ of the plan $e^{A+f\oplus g}\,\mu\otimes\nu$ solve
 
@@ -24,8 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.precision import full_precision
-from ..affinities import Kernel, PointScores
+from ..affinities import Kernel
 
 CHECK_EVERY = 10
 """Steps between two checks for convergence. Reading a number makes the host wait for the device,
@@ -203,20 +202,6 @@ def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(mass.shape, parts.shape)
     total = mass.new_zeros(*batch[:-1], int(parts.max()) + 1)
     return total.scatter_add(-1, parts.expand(batch), mass.expand(batch))
-
-
-def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
-    """The potential of the keys after `steps` plain steps from `g`; autocast is off meanwhile."""
-    with full_precision(g):
-        if steps > 0 and isinstance(kernel, PointScores):
-            logs, masses = (problem.log_a, problem.log_b), problem.log_masses
-            at_once = kernel.alternated(logs, g, problem.damping, masses, problem.symmetric, steps)
-            if at_once is not None:
-                return at_once
-        for _ in range(steps):
-            f = problem.rows(kernel, g)
-            g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
-    return g
 
 
 class Point(NamedTuple):

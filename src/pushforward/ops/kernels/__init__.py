@@ -14,14 +14,21 @@ from torch import Tensor
 
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
-from .._operators import Times, named_errors
+from .._operators import Inputs, MaybeTimes, Times, named_errors
 from . import _decay as decay
-from ._operators import WHAT, reduce
+from ._operators import WHAT, reduce, reduce_backward
+from ._problem import LOG2
 from ._steps import take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
 """The largest width of points and of values."""
+
+IN_BASE = 1 / LOG2
+"""What natural logarithms are multiplied by to be like those of `swept`: here they have base 2."""
+
+logarithm = torch.log2
+"""The second summand of a log-integral, of what `swept` keeps of it."""
 
 Pair = tuple[Tensor, Tensor]
 """A tensor of the queries and one of the keys."""
@@ -42,6 +49,27 @@ def average(
     """Averages and the sums that divide them, in one pass over the keys."""
     out, _ = _reduced(q, k, v, bias, scale, times, guard)
     return out
+
+
+def swept(points: Pair, bias: Tensor, scale: float, times: Times) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-integral, a shift of the scores in base 2, and the sum of weights relative to it."""
+    *inputs, bias = _typed(*points, points[1][..., :0], bias)
+    batch, (q, k, v), (bias,), clock = _aligned(tuple(inputs), (bias,), times)
+    found = reduce(q, k, v, bias, float(scale), *clock)[1:]
+    return tuple(x.reshape(*batch, x.shape[-1]) for x in found)  # type: ignore[return-value]
+
+
+def pulled(
+    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool]
+) -> Inputs:
+    """What scores hand on, see `_operators.pulled`."""
+    q, k, v, bias = _typed(*inputs)
+    matrices, vectors = (q, k, v, upstream[0].to(v.dtype)), (bias, *record, upstream[1])
+    batch, (q, k, v, x), (bias, *rows), clock = _aligned(matrices, vectors, times)
+    peak, total, c = (row.contiguous() for row in rows)
+    outputs, grads = [torch.zeros_like(x), peak, total], [x, c]
+    found = reduce_backward([q, k, v, bias], float(scale), *clock, outputs, grads, wanted)
+    return tuple(t.reshape(*batch, *t.shape[2:]) for t in found)  # type: ignore[return-value]
 
 
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
@@ -103,18 +131,26 @@ def _reduced(
     if guard:
         dead = (bias == -torch.inf)[..., None]
         k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
-    stamps = () if times is None else tuple(t[..., None] for t in times)
-    parts = (q, k, v, bias[..., None], *stamps)
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
-    folded = [_folded(t, batch) for t in parts]
-    bias, *clock = (t[..., 0] for t in folded[3:])
-    arguments = (*folded[:3], bias, float(scale), *(clock or (None, None)))
+    batch, (q, k, v), (bias,), clock = _aligned((q, k, v), (bias,), times)
+    arguments = (q, k, v, bias, float(scale), *clock)
     if torch.compiler.is_compiling():
         out, log_z, *_ = reduce(*arguments)
     else:
         with named_errors(WHAT):
             out, log_z, *_ = reduce(*arguments)
     return out.reshape(*batch, *out.shape[-2:]), log_z.reshape(*batch, log_z.shape[-1])
+
+
+def _aligned(
+    matrices: tuple[Tensor, ...], vectors: tuple[Tensor, ...], times: Times
+) -> tuple[torch.Size, list[Tensor], list[Tensor], MaybeTimes]:
+    """Points and numbers with exactly two leading axes, which they share."""
+    parts = (*matrices, *(t[..., None] for t in (*vectors, *(times or ()))))
+    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
+    folded = [_folded(t, batch) for t in parts]
+    numbers = [t[..., 0] for t in folded[len(matrices) :]]
+    clock = (None, None) if times is None else (numbers[-2], numbers[-1])
+    return batch, folded[: len(matrices)], numbers[: len(vectors)], clock
 
 
 def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:

@@ -189,7 +189,7 @@ def backward_queries(
 def _keys_step(
     sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
     factor, sq, sg, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, TIMED: tl.constexpr,
-    MASKED: tl.constexpr,
+    POINTS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     # The same factors as in the forward pass, so that large scores are rounded alike.
     others = coordinates(q, i0, last, sq, factor * LOG2E, D, BM, MASKED)
@@ -201,7 +201,8 @@ def _keys_step(
         t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
     p = tl.exp2(t - m[None, :])
     ds = p * plus_dot(c[None, :], values, upstream, E)
-    sum_k = plus_weighted(sum_k, ds, others, D)
+    if POINTS:
+        sum_k = plus_weighted(sum_k, ds, others, D)
     return sum_k, plus_weighted(sum_v, p, upstream, E), sum_b + ds
 
 
@@ -210,8 +211,12 @@ def backward_keys(
     q, k, v, b, times, starts, offset, g, slope, dk, dv, db,
     M, N, H, factor, sq, sk, sv, sb, sg,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr,
+    POINTS: tl.constexpr,
 ):  # fmt: skip
-    r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
+    r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here.
+
+    $k'$ only where `POINTS` says so.
+    """
     z, place, blocks = placed(N, BN)
     part = tl.program_id(1)
     first = 0
@@ -235,15 +240,15 @@ def backward_keys(
     for i0 in tl.range(first, full, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, TIMED, False,
+            factor, sq, sg, D, E, BM, TIMED, POINTS, False,
         )  # fmt: skip
     for i0 in tl.range(full, last, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, TIMED, True,
+            factor, sq, sg, D, E, BM, TIMED, POINTS, True,
         )  # fmt: skip
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
-    for d in tl.static_range(D):
+    for d in tl.static_range(D if POINTS else 0):
         tl.store(dk + row * D + d, tl.sum(sum_k[d], 1) / LOG2E, mask=rows)
     for e in tl.static_range(E):
         tl.store(dv + row * E + e, tl.sum(sum_v[e], 1), mask=rows)
