@@ -74,14 +74,21 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def swept(points: Pair, bias: Tensor, scale: float, times: Times) -> tuple[Tensor, Tensor, Tensor]:
+def ready(points: Pair, scale: float, times: Times) -> None:
+    """What `swept` and `pulled` need of points, found once: nothing."""
+
+
+def swept(
+    points: Pair, bias: Tensor, scale: float, times: Times, found: None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The log-integral, the largest score and the rest."""
     return _operators.swept(fused_sweep, points, bias, scale, times)
 
 
 def pulled(
-    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool]
-) -> Inputs:
+    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool],
+    found: None,
+) -> Inputs:  # fmt: skip
     """What scores hand on, see `_operators.pulled`."""
     return _operators.pulled(fused_sweep_backward, inputs, record, upstream, scale, times, wanted)
 

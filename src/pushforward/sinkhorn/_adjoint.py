@@ -76,10 +76,15 @@ class Steps:
         clock = (times[0], times[1]) if times else None
         self.clocks = [clock, None if clock is None else reversed_order(clock)]
         self.symmetric, self.reductions = symmetric, ops.implementation(impl)
+        self.found = [
+            self.reductions.ready(points, self.scale, clock)
+            for points, clock in zip(self.points, self.clocks, strict=True)
+        ]
 
     def swept(self, side: int, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """$R$ (side 0) or $C$ (side 1), and two summands of it."""
-        return self.reductions.swept(self.points[side], bias, self.scale, self.clocks[side])
+        points, clock, found = self.points[side], self.clocks[side], self.found[side]
+        return self.reductions.swept(points, bias, self.scale, clock, found)
 
     def pulled(
         self, side: int, kept: tuple[Tensor, Pair], factors: Pair, c: Tensor, wanted: list[bool]
@@ -99,7 +104,7 @@ class Steps:
         inputs = (*self.points[side], values, bias)
         rows, columns, _, found = self.reductions.pulled(
             inputs, summands, (upstream, c), self.scale, self.clocks[side],
-            [of_rows, of_columns, False, of_bias],
+            [of_rows, of_columns, False, of_bias], self.found[side],
         )  # fmt: skip
         return [rows, columns, found] if side == 0 else [columns, rows, found]
 
@@ -122,7 +127,7 @@ def adjoint(
     groups = terms.groups() if any(wanted) else []
     alone = {group.start for group in groups if group.stop - group.start == 1}
     q, k = steps.points[0]
-    points = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k)]
+    points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in (q, k)]
     nothing, factors = (q[..., :0], k[..., :0]), list[Pair]()
 
     def back(term: int, c: Tensor) -> Tensor:
@@ -180,12 +185,18 @@ class _Terms:
         bias, (high, low) = self._kept[kind]
         return len(self._kept) - 1 - kind, (bias[step], (high[step], low[step]))
 
-    def potentials(self, term: int, dtype: torch.dtype) -> Pair:
-        r"""$\varphi,\psi$, in the base of the implementation."""
-        side, (bias, (high, low)) = self.kept(term)
-        whole = -high.to(dtype) - self.steps.reductions.logarithm(low.to(dtype))
-        pair = (whole, (bias * self.unit).to(dtype))
-        return pair if side == 0 else (pair[1], pair[0])
+    def potentials(self, group: slice, dtype: torch.dtype) -> list[Tensor]:
+        r"""$\varphi,\psi$ of some terms, in the base of the implementation."""
+        kinds, logarithm = len(self._kept), self.steps.reductions.logarithm
+        first, last = group.start // kinds, -(-group.stop // kinds)
+        sides = list[Pair]()
+        for bias, (high, low) in self._kept:
+            tilt = (bias[first:last] * self.unit).to(dtype)
+            whole = -high[first:last].to(dtype) - logarithm(low[first:last].to(dtype))
+            sides.append((tilt, whole) if len(sides) < kinds - 1 else (whole, tilt))
+        inside = slice(group.start - first * kinds, group.stop - first * kinds)
+        merged = zip(*sides, strict=True)
+        return [torch.stack(both, 1).flatten(0, 1)[inside] for both in merged]
 
     def _ranges(self, x: Tensor) -> Pair:
         """The smallest and the largest number, over keys and queries with mass."""
@@ -211,10 +222,7 @@ class _Terms:
     def _distances(self) -> Tensor:
         """How far each term is from the next, without masses; infinite if one of them is large."""
         dtype = self.steps.log_a.dtype
-        phi, psi = (
-            torch.stack(side)
-            for side in zip(*(self.potentials(i, dtype) for i in range(self.count)), strict=True)
-        )
+        phi, psi = self.potentials(slice(0, self.count), dtype)
         whole = torch.cat([psi, -phi], -1) / self.unit
         plain = whole.clone()
         n, kinds = psi.shape[-1], len(self._kept)
@@ -243,15 +251,12 @@ class _Terms:
             right: $B^t$ of each.
             wanted: whether gradients in queries and in keys are.
         """
-        first, left_of, right_of = self.potentials(group.start, torch.float64), [], []
-        for term, a, b in zip(range(group.start, group.stop), left, right, strict=True):
-            now = self.potentials(term, torch.float64)
-            phi, psi = ((x - y) / self.unit for x, y in zip(now, first, strict=True))
-            low, high = self._ranges(torch.cat([psi, -phi], -1))
-            middle = (low + high) / 2
-            left_of.append((phi + middle).masked_fill(a == 0, 0).exp().to(a.dtype) * a)
-            right_of.append((psi - middle).masked_fill(b == 0, 0).exp().to(b.dtype) * b)
+        phi, psi = ((x - x[:1]) / self.unit for x in self.potentials(group, torch.float64))
+        low, high = self._ranges(torch.cat([psi, -phi], -1))
+        middle = (low + high) / 2
+        left = (phi + middle).masked_fill(left == 0, 0).exp().to(left.dtype) * left
+        right = (psi - middle).masked_fill(right == 0, 0).exp().to(right.dtype) * right
         side, kept = self.kept(group.start)
-        factors = (torch.stack(left_of, -1), torch.stack(right_of, -1))
+        factors = (left.movedim(0, -1), right.movedim(0, -1))
         none = torch.zeros_like(kept[1][0])
         return self.steps.pulled(side, kept, factors, none, [*wanted, False])[:2]

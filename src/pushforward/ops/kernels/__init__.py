@@ -15,8 +15,8 @@ from torch import Tensor
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
 from .._operators import Inputs, MaybeTimes, Times, named_errors
-from . import _decay as decay
-from ._operators import WHAT, reduce, reduce_backward
+from . import _decay as decay, _launch as launch
+from ._operators import WHAT, check_device, clock_of, log_integral_of, reduce
 from ._problem import LOG2
 from ._steps import take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
@@ -51,25 +51,42 @@ def average(
     return out
 
 
-def swept(points: Pair, bias: Tensor, scale: float, times: Times) -> tuple[Tensor, Tensor, Tensor]:
+def ready(points: Pair, scale: float, times: Times) -> launch.Ready:
+    """What `swept` and `pulled` need of points, found once."""
+    nothing = points[1][..., :0]
+    *inputs, _ = _typed(*points, nothing, points[1].new_zeros(1, dtype=torch.float32))
+    _, (q, k, _), _, _ = _aligned(tuple(inputs), (), times)
+    check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
+    return launch.ready(q, k, float(scale), timed=times is not None)
+
+
+def swept(
+    points: Pair, bias: Tensor, scale: float, times: Times, found: launch.Ready
+) -> tuple[Tensor, Tensor, Tensor]:
     """The log-integral, a shift of the scores in base 2, and the sum of weights relative to it."""
     *inputs, bias = _typed(*points, points[1][..., :0], bias)
     batch, (q, k, v), (bias,), clock = _aligned(tuple(inputs), (bias,), times)
-    found = reduce(q, k, v, bias, float(scale), *clock)[1:]
-    return tuple(x.reshape(*batch, x.shape[-1]) for x in found)  # type: ignore[return-value]
+    _, peak, total = launch.forward(q, k, v, bias, float(scale), clock_of(*clock), found)
+    results = (log_integral_of(peak, total), peak, total)
+    return tuple(x.reshape(*batch, x.shape[-1]) for x in results)  # type: ignore[return-value]
 
 
 def pulled(
-    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool]
-) -> Inputs:
+    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool],
+    found: launch.Ready,
+) -> Inputs:  # fmt: skip
     """What scores hand on, see `_operators.pulled`."""
     q, k, v, bias = _typed(*inputs)
     matrices, vectors = (q, k, v, upstream[0].to(v.dtype)), (bias, *record, upstream[1])
     batch, (q, k, v, x), (bias, *rows), clock = _aligned(matrices, vectors, times)
     peak, total, c = (row.contiguous() for row in rows)
-    outputs, grads = [torch.zeros_like(x), peak, total], [x, c]
-    found = reduce_backward([q, k, v, bias], float(scale), *clock, outputs, grads, wanted)
-    return tuple(t.reshape(*batch, *t.shape[2:]) for t in found)  # type: ignore[return-value]
+    result = launch.Reduced(torch.zeros_like(x), peak, total)
+    if q.dtype != inputs[0].dtype:  # values in float32 beside points in half precision
+        found = launch.Ready(None, None)
+    grads = launch.backward(
+        (q, k, v, bias), float(scale), clock_of(*clock), result, (x, c), wanted, found
+    )
+    return tuple(t.reshape(*batch, *t.shape[2:]) for t in grads)  # type: ignore[return-value]
 
 
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
-from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
+from ._problem import LARGE, Clock, Halves, largest, padded_width, strides, survey
 from ._split import columns, room, split, summed
 from ._tiles import NARROW, Tile, tile_of
 from .programs import narrow, wide, wide_backward
@@ -23,9 +23,31 @@ class Reduced(NamedTuple):
     total: Tensor
 
 
+class Ready(NamedTuple):
+    """What passes over the same points have in common.
+
+    Args:
+        operands: queries and keys as tensor cores take them, and the scales of their products;
+            None for narrow points.
+        limit: a bound on the scores of each problem in base 2; None where it is not needed.
+    """
+
+    operands: Any
+    limit: Tensor | None
+
+
+def ready(q: Tensor, k: Tensor, factor: float, *, timed: bool) -> Ready:
+    """The same found once, for points of shape `(b, h, n, k)`."""
+    (*batch, m, d), n = q.shape, k.shape[-2]
+    large = prod(batch) * m * n >= LARGE and not timed
+    operands = None if d <= NARROW else _scored(q, k)
+    return Ready(operands, largest(q, k, factor) if large else None)
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None
-) -> Reduced:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None,
+    found: Ready | None = None,
+) -> Reduced:  # fmt: skip
     """Averages and sums of weights, for points of shape `(b, h, n, k)`."""
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems = prod(batch)
@@ -39,10 +61,13 @@ def forward(
     result = Reduced(empty(e, dtype=dtype), empty(), empty())
     if result.peak.numel() == 0:
         return result
-    found = survey(q, k, bias, factor) if problems * m * n >= LARGE and clock is None else None
+    surveyed = None
+    if problems * m * n >= LARGE and clock is None:
+        limit = None if found is None else found.limit
+        surveyed = survey(bias, largest(q, k, factor) if limit is None else limit)
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
-    bounded = found is not None and (thin or e == 0 or q.dtype == torch.bfloat16)
-    ends = None if found is None else found.ends
+    bounded = surveyed is not None and (thin or e == 0 or q.dtype == torch.bfloat16)
+    ends = None if surveyed is None else surveyed.ends
     if clock is not None:
         ends = clock.ends(tile.rows, group * tile.columns)
     grid = (-(-m // tile.rows) * problems, parts)
@@ -50,14 +75,14 @@ def forward(
         D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
         ENDS=0 if ends is None else 1 if clock is None else 2,
     )  # fmt: skip
-    ranks, small = None if clock is None else clock.ranks, found.small if found else None
+    ranks, small = None if clock is None else clock.ranks, surveyed.small if surveyed else None
     given: tuple[Any, ...] = (ranks, ends, small)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
         points = (q, *columns(m * n, k, v), bias)
         options |= dict(GROUP=group)
     else:
-        high, low, exponents = _operands(q, k, v)
+        high, low, exponents = _operands(q, k, v, found)
         points, given, sizes = (*high, bias), (*low, exponents, *given), (*sizes, 1.0)
         options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
         options |= dict(STAGES=tile.stages, SPLIT=not half)
@@ -72,6 +97,7 @@ def forward(
 def backward(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
     result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
+    found: Ready | None = None,
 ) -> list[Tensor]:  # fmt: skip
     r"""Gradients in `q, k, v, bias`, from those of the average and of the log-integral.
 
@@ -95,7 +121,7 @@ def backward(
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:
-        high, low, exponents = _scored(q, k)
+        high, low, exponents = _found(q, k, found)
         given, sizes = (*inputs, high[0], low[0], high[1], low[1], exponents), (*sizes, 1.0)
         steps = tuple(map(strides, (*inputs, g, *high)))
     ranks = None if clock is None else clock.ranks
@@ -154,9 +180,16 @@ def _upstream(
     return d_out, slope, (peak + total.log2()).masked_fill(empty, torch.inf)
 
 
-def _operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Tensor | None]:
+def _found(q: Tensor, k: Tensor, found: Ready | None) -> tuple[Any, Any, Tensor | None]:
+    """Queries and keys as tensor cores take them, unless they are known already."""
+    return _scored(q, k) if found is None or found.operands is None else found.operands
+
+
+def _operands(
+    q: Tensor, k: Tensor, v: Tensor, found: Ready | None
+) -> tuple[Any, Any, Tensor | None]:
     """Points as tensor cores take them: as they are, or in halves with their scales."""
-    high, low, back = _scored(q, k)
+    high, low, back = _found(q, k, found)
     if back is None or v.shape[-1] == 0:
         return (*high, v), (*low, v), back
     values = Halves.of(v)

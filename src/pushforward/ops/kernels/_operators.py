@@ -26,9 +26,8 @@ def reduce(
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
-    out, peak, total = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
-    log_z = (peak + total.log2()) * LOG2
-    return out, log_z.masked_fill(peak == -torch.inf, -torch.inf), peak, total
+    out, peak, total = launch.forward(q, k, v, bias, factor, clock_of(query_times, key_times))
+    return out, log_integral_of(peak, total), peak, total
 
 
 @reduce.register_fake
@@ -47,7 +46,7 @@ def reduce_backward(
     q, k, v, bias = inputs
     d_out, d_log = grads
     found = launch.backward(
-        (q, k, v, bias), factor, _clock(query_times, key_times), launch.Reduced(*outputs),
+        (q, k, v, bias), factor, clock_of(query_times, key_times), launch.Reduced(*outputs),
         (d_out, d_log), wanted,
     )  # fmt: skip
     return found[0], found[1], found[2], found[3]
@@ -73,7 +72,12 @@ def check_device(what: str, x: Tensor, other: str = "") -> None:
         )
 
 
-def _clock(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
+def log_integral_of(peak: Tensor, total: Tensor) -> Tensor:
+    """The log-integral of a shift in base 2 and the sum of weights relative to it."""
+    return ((peak + total.log2()) * LOG2).masked_fill(peak == -torch.inf, -torch.inf)
+
+
+def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
     if query_times is None or key_times is None:
         return None
     return Clock.of(query_times, key_times)

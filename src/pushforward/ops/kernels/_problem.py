@@ -46,14 +46,18 @@ class Survey:
     ends: Tensor
 
 
-def survey(q: Tensor, k: Tensor, bias: Tensor, factor: float) -> Survey:
-    r"""Whether $|s||q_i||k_j|$ is at most `BOUND` $\log2$, by the largest norms."""
-    problems, heads, n = prod(q.shape[:2]), q.shape[1], bias.shape[-1]
+def largest(q: Tensor, k: Tensor, factor: float) -> Tensor:
+    r"""For each problem, $|s|\max|q_i|\max|k_j|/\log2$."""
+    return abs(factor) / LOG2 * (extent(q).longest.sqrt() * extent(k).longest.sqrt())
+
+
+def survey(bias: Tensor, limit: Tensor) -> Survey:
+    """Whether scores are at most `BOUND`, of a bound on them for each problem in base 2."""
+    problems, heads, n = prod(bias.shape[:2]), bias.shape[1], bias.shape[-1]
     highest = bias.new_full((problems,), -torch.inf)
     ends = torch.zeros_like(highest, dtype=torch.int32)
     grid = (-(-n // (SIZE * STEPS)) * problems,)
     kernels.bias[grid](bias, highest, ends, n, heads, strides(bias), SIZE=SIZE, STEPS=STEPS)
-    limit = abs(factor) / LOG2 * (extent(q).longest.sqrt() * extent(k).longest.sqrt())
     highest = highest.masked_fill(highest == -torch.inf, 0) / LOG2
     return Survey(torch.stack([(limit <= BOUND).float(), highest], -1), ends)
 
