@@ -154,9 +154,12 @@ def backward(
         run = narrow.backward_keys if thin else wide_backward.keys
         run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            TIMED=clock is not None, POINTS=wanted[1], **widths, **_options(tile, thin),
+            TIMED=clock is not None, POINTS=wanted[1], VALUES=wanted[2], **widths,
+            **_options(tile, thin),
         )  # fmt: skip
-        for i, (x, want) in enumerate(zip(several, (wanted[1], True, True), strict=True), start=1):
+        for i, (x, want) in enumerate(
+            zip(several, (wanted[1], wanted[2], True), strict=True), start=1
+        ):
             grads[i] = summed(x, parts, inputs[i].dtype) if want else None
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
 

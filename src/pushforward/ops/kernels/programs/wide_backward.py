@@ -121,8 +121,8 @@ def _keys_step(
     sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen, told,
     scale, one, i0, last, sq, sg, shq,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    BM: tl.constexpr, TIMED: tl.constexpr, POINTS: tl.constexpr, SPLIT: tl.constexpr,
-    MASKED: tl.constexpr,
+    BM: tl.constexpr, TIMED: tl.constexpr, POINTS: tl.constexpr, VALUES: tl.constexpr,
+    SPLIT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     qs = block(q, i0, last, sq, D, D_PAD, BM, MASKED)
     high, low = qs, qs
@@ -138,7 +138,8 @@ def _keys_step(
         t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
     p = tl.exp2(t - m[None, :])
     if E > 0:
-        sum_v = _plus(sum_v, p.to(gs.dtype), gs, one, SPLIT)
+        if VALUES:
+            sum_v = _plus(sum_v, p.to(gs.dtype), gs, one, SPLIT)
         ds = p * (_times(vs, gs.T, SPLIT) + c[None, :])
     else:
         ds = p * c[None, :]
@@ -153,11 +154,11 @@ def keys(
     dk, dv, db, M, N, H, factor, one, sq, sk, sv, sb, sg, shq, shk,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TIMED: tl.constexpr,
-    POINTS: tl.constexpr, SPLIT: tl.constexpr,
+    POINTS: tl.constexpr, VALUES: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here.
 
-    $k'$ only where `POINTS` says so.
+    $k'$ only where `POINTS` says so, and $v'$ where `VALUES` does.
     """
     z, place, blocks = placed(N, BN)
     part = tl.program_id(1)
@@ -191,21 +192,21 @@ def keys(
     for i0 in tl.range(first, full, BM, num_stages=STAGES):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen,
-            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, POINTS, SPLIT,
-            False,
+            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, POINTS, VALUES,
+            SPLIT, False,
         )  # fmt: skip
     for i0 in tl.range(full, last, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, slope, seen,
-            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, POINTS, SPLIT,
-            True,
+            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, TIMED, POINTS, VALUES,
+            SPLIT, True,
         )  # fmt: skip
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     if POINTS:
         at, mask = dk + row[:, None] * D + d[None, :], rows[:, None] & (d < D)[None, :]
         tl.store(at, (sum_k * factor).to(dk.dtype.element_ty), mask=mask)
-    if E > 0:
+    if E > 0 and VALUES:
         at, mask = dv + row[:, None] * E + e[None, :], rows[:, None] & (e < E)[None, :]
         tl.store(at, sum_v.to(dv.dtype.element_ty), mask=mask)
     tl.store(db + row, sum_b, mask=rows)
