@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from implementations import HERE
+from torch.utils.checkpoint import checkpoint
 
 import pushforward as pf
 from pushforward.affinities import Features, PointScores
@@ -142,6 +143,13 @@ def test_gradients_that_are_not_wanted():
         found = torch.autograd.grad(f(some, "streamed", 3), [some[i] for i in chosen])
         for i, g in zip(chosen, found, strict=True):
             assert torch.allclose(g, exact[i], atol=1e-13)
+
+
+def test_steps_in_a_checkpoint():
+    leaves, f = case(cloud(9, 2), cloud(7, 2))
+    exact = gradients((leaves, f), "streamed", 3)
+    again = lambda leaves, *rest: checkpoint(f, leaves, *rest, use_reentrant=False)
+    assert error(gradients((leaves, again), "streamed", 3), exact) == 0
 
 
 @pytest.mark.unhooked

@@ -163,8 +163,10 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
-    inputs, rest = list(ctx.saved_tensors[: ctx.count]), ctx.saved_tensors[ctx.count :]
-    record, times = list(rest[:2]), list(rest[2:])
+    saved = list(ctx.saved_tensors)  # asked for once, as checkpoints want it
+    inputs, record, times = (
+        saved[: ctx.count], saved[ctx.count : ctx.count + 2], saved[ctx.count + 2 :],
+    )  # fmt: skip
     wanted = list(ctx.needs_input_grad[0])
     with full_precision(grad):
         q, k, of_rows, start, through_rows, of_columns = steps_backward(
