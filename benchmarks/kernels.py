@@ -15,6 +15,8 @@ import argparse
 import json
 import math
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from fnmatch import fnmatch
 from importlib.util import find_spec
 
@@ -34,7 +36,7 @@ from measuring import (
     write,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.nn.functional import pad, scaled_dot_product_attention as sdpa
 
 import pushforward as pf
 from pushforward import ops
@@ -98,8 +100,12 @@ def attention(heads, n, d, dtype=torch.float32, spread=1.0):
                 found["matrices"] = Call(naive, inputs, error)
             return found
         if dtype == torch.float32:
+            # It takes widths that are multiples of four.
+            wide = lambda: sdpa(
+                *(pad(t, (0, -d % 4)) for t in batched), attn_mask=mask, scale=scale
+            )
             found["SDPA efficient, weights as a mask"] = Call(
-                with_backend(masked, SDPBackend.EFFICIENT_ATTENTION), alone, error
+                with_backend(lambda: wide()[..., :d], SDPBackend.EFFICIENT_ATTENTION), alone, error
             )
             return found
         for words, backend in (
@@ -211,12 +217,13 @@ def sinkhorn(n, d, steps=None, tol=None):
         if device != "cpu" and find_spec("flash_sinkhorn"):
             from flash_sinkhorn import SamplesLoss
 
-            loss = SamplesLoss(
-                backend="alternating", use_epsilon_scaling=False, eps=eps, n_iters=steps,
-                allow_tf32=False, potentials=True, last_extrapolation=False,
-            )  # fmt: skip
-            theirs = lambda: loss(a, x, b, y)[1]
-            found["flash-sinkhorn"] = Call(theirs, (), lambda g: error(g / eps))
+            for words, rounded in (("", False), (", rounded to TF32", True)):
+                loss = SamplesLoss(
+                    backend="alternating", use_epsilon_scaling=False, eps=eps, n_iters=steps,
+                    allow_tf32=rounded, potentials=True, last_extrapolation=False,
+                )  # fmt: skip
+                theirs = lambda loss=loss: loss(a, x, b, y)[1]
+                found[f"flash-sinkhorn{words}"] = Call(theirs, (), lambda g: error(g / eps))
         return found
 
     return make
@@ -311,6 +318,17 @@ def small_layer():
     return make
 
 
+class Pushed(torch.nn.Module):
+    """A model as a module of tensors."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, atoms, logs):
+        return self.model.push(pf.Measure.unchecked(atoms, logs)).atoms
+
+
 def training_step(low, high, count=16):
     """A network of the benchmarks of Corollary 1 on measures of unequal sizes, and an encoder.
 
@@ -330,15 +348,24 @@ def training_step(low, high, count=16):
         real = mu.log_weights > -torch.inf
         with torch.no_grad():
             exact = wide.push(mu.to(torch.float64)).atoms[real]
-        return {
-            "ours": Call(
-                lambda: model.push(mu).atoms[real], tuple(model.parameters()),
-                lambda out: relative(out, exact),
-            ),
-            "padded nn.TransformerEncoder": Call(
-                lambda: encoder(mu.atoms, real)[real], tuple(encoder.parameters())
-            ),
-        }  # fmt: skip
+        error = lambda out: relative(out, exact)
+        pushed = Pushed(model)
+        of_ours, of_encoder = tuple(model.parameters()), tuple(encoder.parameters())
+        given, masked = (mu.atoms, mu.log_weights), (mu.atoms, real)
+        found = {
+            "ours": Call(lambda: pushed(*given)[real], of_ours, error),
+            "padded nn.TransformerEncoder": Call(lambda: encoder(*masked)[real], of_encoder),
+        }
+        if device != "cpu":
+            for name, module, tensors in (
+                ("ours: CUDA graph", pushed, given),
+                ("the encoder as a CUDA graph", encoder, masked),
+            ):
+                graph = torch.cuda.make_graphed_callables(deepcopy(module), tensors)
+                call = lambda graph=graph, tensors=tensors: graph(*tensors)[real]
+                found[name] = Call(call, tuple(graph.parameters()))
+            found["ours: CUDA graph"] = replace(found["ours: CUDA graph"], error=error)
+        return found
 
     return make
 

@@ -203,7 +203,8 @@ def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:
 
 def is_kernel(node: ast.FunctionDef) -> bool:
     return any(
-        ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list
+        ast.unparse(decorator).startswith(("triton.jit", "gluon.jit"))
+        for decorator in node.decorator_list
     )
 
 

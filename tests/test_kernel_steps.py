@@ -110,6 +110,21 @@ CASES = {
     "huge scores": lambda: (*problem(cloud(30, 2), cloud(20, 2), scale=1e4), 6),
     "tiny temperature": lambda: (*problem(cloud(40, 3), cloud(40, 3), eps=1e-3), 6),
     "rows of another length": lambda: (*problem(cloud(130, 2), cloud(3, 2)), 2),
+    "wide, shares, dead atoms": lambda: (
+        *problem(cloud(20, 5, dead=True), cloud(600, 5, dead=True)),
+        3,
+    ),
+    "wide, slack and masses": lambda: (
+        *problem(
+            cloud(21, 33), cloud(70, 33), eps=9.0, slack=(1.0, 2.5),
+            log_masses=(torch.tensor([0.3]), torch.tensor([-0.4])),
+        ),
+        3,
+    ),
+    "wide, heads broadcast": lambda: (*problem(cloud(2, 1, 20, 64), cloud(1, 3, 12, 64)), 2),
+    "wide, huge scores": lambda: (*problem(cloud(300, 16), cloud(40, 16), scale=1e3), 6),
+    "wide, tiny temperature": lambda: (*problem(cloud(40, 16), cloud(400, 16), eps=1e-2), 6),
+    "widest": lambda: (*problem(cloud(9, 256), cloud(5, 256), scale=0.1), 2),
 }  # fmt: skip
 
 
@@ -118,15 +133,17 @@ def test_steps_are_the_steps_one_by_one(case):
     compare(*case())
 
 
-def test_symmetric_steps():
-    x, logs = cloud(2, 70, 2, dead=True)
+@pytest.mark.parametrize("width", [2, 20])
+def test_symmetric_steps(width):
+    x, logs = cloud(2, 70, width, dead=True)
     for steps in (1, 4):  # potentials end on either side
         compare(*problem((x, logs), (x, logs), eps=1.0, symmetric=True), steps)
 
 
-def test_a_start_far_away():
+@pytest.mark.parametrize(("length", "width"), [(40, 2), (300, 20)])
+def test_a_start_far_away(length, width):
     """The last log-integral is then hundreds off, and no shift for the next one."""
-    scores, marginals = problem(cloud(40, 2), cloud(30, 2), slack=(1.0, 0.5))
+    scores, marginals = problem(cloud(length, width), cloud(30, width), slack=(1.0, 0.5))
     compare(scores, marginals, 3, start=1000 + torch.randn(30))
     compare(scores, marginals, 3, start=-1000 + torch.randn(30))
     start = torch.full((30,), torch.nan)  # what an atom without mass has does not matter
@@ -137,16 +154,19 @@ def test_a_start_far_away():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_points_in_half_precision(dtype):
-    (x, log_a), (y, log_b) = cloud(9, 2), cloud(12, 2)
-    compare(*problem((x.to(dtype), log_a), (y.to(dtype), log_b)), 2)
+@pytest.mark.parametrize("width", [2, 20])
+def test_points_in_half_precision(dtype, width):
+    (x, log_a), (y, log_b) = cloud(9, 2, width), cloud(12, 2, width)  # heads are not leading
+    x, y = (t.to(dtype).transpose(0, 1) for t in (x, y))
+    compare(*problem((x, log_a.mT), (y, log_b.mT)), 2)
 
 
-def test_nan_stays_nan():
-    (x, log_a), k = cloud(6, 2), cloud(40, 2)
+@pytest.mark.parametrize("width", [2, 20])
+def test_nan_stays_nan(width):
+    (x, log_a), k = cloud(6, width), cloud(300, width)
     x[1] = torch.nan
     scores, marginals = problem((x, log_a), k)
-    assert alternate(scores, marginals, torch.zeros(40), 2).isnan().all()
+    assert alternate(scores, marginals, torch.zeros(300), 2).isnan().all()
 
 
 def test_several_launches(monkeypatch):
@@ -164,6 +184,20 @@ def test_programs_fit_the_device():
             plan = planned(problems, m, n, 132)
             assert 1 <= plan.programs <= -(-max(m, n) // plan.rows)
             assert plan.programs == 1 or problems * plan.programs * plan.warps <= 16 * 132
+
+
+def test_shares_of_wide_points():
+    """All programs are there at once; a few long columns are shared, also if interpreted."""
+    launch = pf.ops.implementation("triton")._steps
+    for d in (16, 32, 64, 128, 256):
+        for problems, m, n in ((1, 4096, 4096), (8, 4096, 4096), (1, 9, 70_000), (4096, 64, 64)):
+            plan = launch.wide_planned(problems, m, n, d, halves=2, processors=132, memory=233_472)
+            warps = plan.resident * plan.tile.warps
+            assert 8 <= plan.registers <= 65_536 // (32 * warps)
+            assert plan.programs == 1 or problems * plan.programs <= 132 * plan.resident
+    assert launch.wide_planned(1, 9, 9, 256, halves=2, processors=8, memory=65_536) is None
+    plan = launch._wide_plan(torch.empty(20, 5), torch.empty(600, 5))
+    assert ON_GPU or plan.parts[0] > 1
 
 
 def test_gradients_go_through_the_steps():
@@ -218,7 +252,7 @@ def test_where_steps_are_not_one_launch():
     assert not at_once(scores.to(torch.float64))
     assert not at_once(g=torch.zeros(5).double())
     assert not at_once(log_a=marginals.log_a.clone().requires_grad_())
-    wide, _ = problem(cloud(6, 5), cloud(5, 5))
+    wide, _ = problem(cloud(6, 257), cloud(5, 257))
     assert not at_once(wide)
     vmapped = torch.func.vmap(lambda g: alternate(scores, marginals, g, 2))(torch.zeros(2, 5))
     assert (vmapped - alternate(scores, marginals, torch.zeros(5), 2)).abs().max() < 1e-6
@@ -245,28 +279,35 @@ def test_compiles_without_a_break():
 
 
 @gpu_only
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 16, 33, 64, 128, 256])
 @pytest.mark.parametrize("sizes", [(5000, 5000), (4099, 63), (300, 9000)], ids=str)
 def test_several_programs(sizes, width):
     m, n = sizes
     compare(*problem(cloud(3, m, width, dead=True), cloud(3, n, width, dead=True), eps=0.5), 7)
     compare(*problem(cloud(m, width), cloud(n, width), eps=0.05, slack=(1.0, 20.0)), 7)
+    if width > 4:
+        for dtype in (torch.float16, torch.bfloat16):
+            (x, log_a), (y, log_b) = cloud(m, width), cloud(n, width)
+            compare(*problem((x.to(dtype), log_a), (y.to(dtype), log_b), scale=0.2), 7)
 
 
 @gpu_only
 def test_many_small_problems():
     compare(*problem(cloud(4096, 64, 3, dead=True), cloud(4096, 64, 3), eps=0.5), 20)
     compare(*problem(cloud(70_000, 4, 2), cloud(70_000, 3, 2)), 3)
+    compare(*problem(cloud(4096, 64, 16, dead=True), cloud(4096, 64, 16), eps=4.0), 20)
 
 
 @gpu_only
 def test_symmetric_steps_of_several_programs():
-    x, logs = cloud(5000, 3)
-    compare(*problem((x, logs), (x, logs), eps=0.5, symmetric=True), 11)
+    for width in (3, 64):
+        x, logs = cloud(5000, width)
+        compare(*problem((x, logs), (x, logs), eps=0.5, symmetric=True), 11)
 
 
 @gpu_only
-def test_the_same_bits_each_time():
-    scores, marginals = problem(cloud(3, 4096, 3), cloud(3, 4096, 3), eps=0.1)
+@pytest.mark.parametrize("width", [3, 64])
+def test_the_same_bits_each_time(width):
+    scores, marginals = problem(cloud(3, 4096, width), cloud(3, 4096, width), eps=0.1)
     first, *others = (alternate(scores, marginals, torch.zeros(3, 4096), 50) for _ in range(5))
     assert all(torch.equal(first, g) for g in others)

@@ -77,6 +77,7 @@ SHAPES = {
     "wide": (21, 140, 18, 5),
     "wide values": (5, 60, 3, 20),
     "no coordinate": (4, 5, 0, 2),
+    "whole tiles": (64, 128, 6, 7),
     "one atom": (3, 1, 5, 2),
 }
 
@@ -97,7 +98,7 @@ def test_half_precision(shape, dtype):
 @pytest.mark.parametrize("shape", [(9, 60, 2, 2), (9, 60, 9, 9)], ids=["narrow", "wide"])
 @pytest.mark.parametrize("op", ["average", "log_integral"])
 def test_small_scores_need_no_maximum(op, shape, monkeypatch):
-    """A survey finds one problem with small scores and one with large ones; each is right."""
+    """One problem has small scores and one has large ones; each is right."""
     kernels = pytest.importorskip("pushforward.ops.kernels")
     monkeypatch.setattr(kernels._launch, "LARGE", 1)
     tensors = inputs(*shape)
@@ -106,6 +107,17 @@ def test_small_scores_need_no_maximum(op, shape, monkeypatch):
     tensors[1].nan_to_num_(0.5)
     tensors[3][..., -7:] = -torch.inf
     compare(op, tensors)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, where sums overflow
+def test_sums_out_of_range_are_formed_again(monkeypatch):
+    """The first scores say nothing about those of later keys, or there is no first mass."""
+    kernels = pytest.importorskip("pushforward.ops.kernels")
+    monkeypatch.setattr(kernels._launch, "LARGE", 1)
+    tensors = inputs(9, 300, 9, 9, dtype=torch.bfloat16)
+    tensors[1][:, 0, 200:] *= 40
+    tensors[3][0, :, :140] = -torch.inf
+    compare("average", tensors)
 
 
 def test_views_are_not_copied_into_the_result():
@@ -303,6 +315,65 @@ def test_large_problems(sizes, width, dtype):
     compare("average", tensors)
     compare("log_integral", tensors)
     compare("average", tensors, clock(*sizes))
+
+
+HOPPER = {
+    "odd sizes": (3000, 1025, 64, 64, torch.bfloat16),
+    "float16": (2100, 999, 64, 64, torch.float16),
+    "narrower than its block": (2500, 700, 40, 24, torch.bfloat16),
+    "one atom": (3001, 1, 64, 33, torch.bfloat16),
+    "scores of every size": (2300, 2048, 48, 64, torch.bfloat16),
+}
+
+
+def test_which_points_the_copying_unit_reads():
+    """Heads of a projection as they are; never half an element's address, nor the same twice."""
+    from pushforward.ops.kernels._hopper import _copied, available
+
+    x = torch.empty(2, 9, 3, 40, dtype=torch.bfloat16).transpose(1, 2)
+    assert _copied(x) and _copied(x[..., :33]) and _copied(x[:1, :1, :1]) and _copied(x[..., 8:])
+    for other in (x[..., 1:], x.mT, x[:1].expand(2, -1, -1, -1), x[..., :36].contiguous()):
+        assert not _copied(other)
+    assert not available(torch.device("cpu"))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
+@pytest.mark.parametrize("case", HOPPER.values(), ids=HOPPER)
+def test_gluon_is_its_twin(case, monkeypatch):
+    """With strides of heads, dead atoms, padding, a problem without mass, and poisoned results."""
+    from pushforward.ops.kernels import _hopper as hopper, _launch as launch
+
+    (m, n, d, e, dtype), batch, heads = case, 3, 7
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not hopper.available(device):
+        pytest.skip("needs compute capability 9.0 and Triton 3.6")
+    monkeypatch.setattr(launch, "LARGE", 1)
+    # Heads lie side by side, as a projection leaves them.
+    apart = lambda length, width: (
+        torch.randn(batch, length, heads, width).transpose(1, 2).to(dtype)
+    )
+    q, k, v = apart(m, d) / d**0.5, apart(n, d), apart(n, e)
+    bias = torch.randn(batch, heads, n)
+    bias[:, 1:, ::5] = -torch.inf
+    bias[1, :, n // 3 :] = -torch.inf
+    bias[2, 3] = -torch.inf
+    if case is HOPPER["scores of every size"]:
+        q, bias[0, :, :500] = q * 300, -torch.inf
+    assert hopper.takes(q, k, v, bias)
+    torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
+    try:
+        found = launch.forward(q, k, v, bias, 1.0, None)
+        monkeypatch.setattr(hopper, "takes", lambda *_: False)
+        twin = launch.forward(q, k, v, bias, 1.0, None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    empty = twin.total == 0
+    assert torch.equal(found.total == 0, empty) and empty[2, 3].all()
+    assert (found.peak[empty] == -torch.inf).all() and (found.out[empty] == 0).all()
+    log = lambda x: (x.peak + x.total.log2()).masked_fill(empty, 0)
+    assert (log(found) - log(twin)).abs().max() <= 1e-6 * (1 + log(twin).abs().max()) * n**0.25
+    error = (found.out.float() - twin.out.float()).norm()
+    assert error <= EPS[dtype] * twin.out.float().norm()
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")

@@ -17,9 +17,6 @@ from .._tools.types import Bias, Images, Values
 from ._scores import Rows, Scores, linear_by_rows, of_batch
 from ._tiles import TileScores
 
-NARROW = 4
-"""Sinkhorn steps on points of at most this width can be one launch."""
-
 Pair = tuple[Tensor, Tensor]
 """A tensor of the queries and one of the keys."""
 
@@ -124,7 +121,7 @@ class PointScores(Scores):
     ) -> Tensor | None:  # fmt: skip
         r"""The potential of the keys after Sinkhorn steps from `g`, all in one launch.
 
-        None where that cannot be: it needs few coordinates, an NVIDIA GPU, and no gradients.
+        None where that cannot be: it needs an NVIDIA GPU, and no gradients.
 
         Args:
             logs: log-weights of queries and keys.
@@ -139,7 +136,7 @@ class PointScores(Scores):
             return None
         points = (self.queries.points, self.keys.points)
         offsets = (self.queries.offset, self.keys.offset)
-        if not (1 <= points[0].shape[-1] <= NARROW and self.shape.numel()):
+        if not (self.shape.numel() and kernels.has_steps(*points)):
             return None
         if not _at_once(points, (*offsets, *logs, g, *(log_masses or ()))):
             return None

@@ -159,9 +159,23 @@ def recorded(run: Callable[[], Gradients], pool: Any) -> tuple[Callable[[], None
     with torch.cuda.stream(side):
         run()
     torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph, pool=pool):
-        result = run()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+    except BaseException:
+        _recover()
+        raise
     return graph.replay, result
+
+
+def _recover() -> None:
+    """After a graph failed: let random numbers be drawn again, by recording one that succeeds.
+
+    PyTorch leaves the generator of the device as if the recording still went on.
+    """
+    number = torch.zeros((), device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        number += 1
 
 
 @contextmanager

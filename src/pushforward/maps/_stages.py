@@ -43,7 +43,7 @@ def residual_step(x: Tensor, step: float, y: Tensor) -> Tensor:
             f"A residual step stays in its space, got points of shape {tuple(x.shape)} "
             f"and images of shape {tuple(y.shape)}."
         )
-    return x + step * y
+    return torch.add(x, y, alpha=step)
 
 
 def conditioned(

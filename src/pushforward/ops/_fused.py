@@ -22,9 +22,10 @@ from .._tools.once import check_no_tangent
 from .._tools.precision import align
 from . import _operators, compiled
 from ._operators import (
-    Inputs,
     MaybeTimes,
     Pair,
+    Side,
+    Three,
     Times,
     fold,
     named_errors,
@@ -40,6 +41,9 @@ IN_BASE = 1.0
 
 logarithm = torch.positive
 """The second summand of a log-integral, of what `swept` keeps of it: that itself."""
+
+ready = _operators.ready
+"""What `swept` and `pulled` need of points, found once."""
 
 BITS = {torch.float32: 32, torch.float64: 64}
 
@@ -74,23 +78,16 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def ready(points: Pair, scale: float, times: Times) -> None:
-    """What `swept` and `pulled` need of points, found once: nothing."""
-
-
-def swept(
-    points: Pair, bias: Tensor, scale: float, times: Times, found: None
-) -> tuple[Tensor, Tensor, Tensor]:
+def swept(side: Side, bias: Tensor) -> Three:
     """The log-integral, the largest score and the rest."""
-    return _operators.swept(fused_sweep, points, bias, scale, times)
+    return _operators.swept(fused_sweep, side, bias)
 
 
 def pulled(
-    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool],
-    found: None,
-) -> Inputs:  # fmt: skip
+    side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
+) -> Three:
     """What scores hand on, see `_operators.pulled`."""
-    return _operators.pulled(fused_sweep_backward, inputs, record, upstream, scale, times, wanted)
+    return _operators.pulled(fused_sweep_backward, side, bias, record, c, factors, wanted)
 
 
 def check_cpu(q: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ Times = tuple[Tensor, Tensor] | None
 Pair = tuple[Tensor, Tensor]
 """A tensor of the queries and one of the keys."""
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Queries, keys, values and bias, or their gradients."""
+Three = tuple[Tensor, Tensor, Tensor]
+"""A log-integral and its two summands; or gradients in queries, keys and bias."""
 
 MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
@@ -50,44 +50,75 @@ def fold(tensors: tuple[Tensor, ...], times: Times) -> tuple[torch.Size, list[Te
     return batch, folded, (query_times[..., 0], key_times[..., 0])
 
 
-def swept(
-    forward: Any, points: Pair, bias: Tensor, scale: float, times: Times
-) -> tuple[Tensor, Tensor, Tensor]:
+class Side(NamedTuple):
+    r"""What reductions of the same queries and keys have in common, with one leading axis.
+
+    Args:
+        batch: the leading axes.
+        q: queries, times $s$.
+        k: keys.
+        scale: $s$.
+        clock: times.
+    """
+
+    batch: torch.Size
+    q: Tensor
+    k: Tensor
+    scale: float
+    clock: MaybeTimes
+
+    def rows(self, x: Tensor) -> Tensor:
+        """A number of each query or key, with one leading axis."""
+        return x.reshape(len(self.q), x.shape[-1])
+
+    def points(self, x: Tensor) -> Tensor:
+        """The same for vectors."""
+        return x.reshape(len(self.q), *x.shape[-2:])
+
+    def outside(self, x: Tensor) -> Tensor:
+        """A result with all leading axes."""
+        return x.reshape(*self.batch, *x.shape[1:])
+
+
+def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
+    """What `swept` and `pulled` need of points, found once. Biases are in the dtype of `logs`."""
+    q, k, _ = align(*points, logs)
+    batch, (q, k), clock = fold((scale * q, k), times)
+    return Side(batch, q, k, scale, clock)
+
+
+def swept(forward: Any, side: Side, bias: Tensor) -> Three:
     """The log-integral and its two summands, which `pulled` needs, by a forward pass."""
-    q, k, bias = align(*points, bias)
-    batch, (q, k, bias), clock = fold((scale * q, k, bias[..., None]), times)
-    _, top, rest = forward(q, k, k[..., :0], bias[..., 0], *clock)
-    found = (top + rest, top, rest)
-    return tuple(x.reshape(*batch, x.shape[-1]) for x in found)  # type: ignore[return-value]
+    _, top, rest = forward(side.q, side.k, side.k[..., :0], side.rows(bias), *side.clock)
+    return side.outside(top + rest), side.outside(top), side.outside(rest)
 
 
 def pulled(
-    backward: Any, inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times,
+    backward: Any, side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None,
     wanted: list[bool],
-) -> Inputs:  # fmt: skip
-    r"""What scores hand on: gradients in queries, keys, values and bias, by a backward pass.
+) -> Three:  # fmt: skip
+    r"""What scores hand on: gradients in queries, keys and bias, by a backward pass.
 
     With weights $P_{ij}=e^{S_{ij}-\ell_i}$, the gradient in the scores is
     $S'_{ij}=P_{ij}\,(\langle x_i,v_j\rangle+c_i)$.
 
     Args:
         backward: that pass, of a reduction whose average is taken to be 0.
-        inputs: $q,k,v,b$.
+        side: what `ready` found.
+        bias: $b$.
         record: $\ell$ as two summands. A query whose first is minus infinity is left out.
-        upstream: $x,c$.
-        scale: $s$.
-        times: of queries and keys, if there is a causal mask.
+        c: $c$.
+        factors: $x,v$; None for zeros.
         wanted: which gradients; those that are not wanted may be zeros.
     """
-    q, k, v, bias, x, *rows = align(*inputs, upstream[0], *record, upstream[1])
-    parts = (scale * q, k, v, bias[..., None], x, *(row[..., None] for row in rows))
-    batch, (q, k, v, bias, x, *rows), clock = fold(parts, times)
-    top, rest, c = (row[..., 0] for row in rows)
-    dq, *others = backward(
-        [q, k, v, bias[..., 0]], *clock, [torch.zeros_like(x), top, rest], [x, c], wanted
+    x, v = map(side.points, factors or (side.q[..., :0], side.k[..., :0]))
+    outputs = [torch.zeros_like(x), *map(side.rows, record)]
+    inputs = [side.q, side.k, v, side.rows(bias)]
+    of_queries, of_keys, of_bias = wanted
+    dq, dk, _, db = backward(
+        inputs, *side.clock, outputs, [x, side.rows(c)], [of_queries, of_keys, False, of_bias]
     )
-    grads = (scale * dq, *others)
-    return tuple(t.reshape(*batch, *t.shape[1:]) for t in grads)  # type: ignore[return-value]
+    return side.outside(side.scale * dq), side.outside(dk), side.outside(db)
 
 
 def register_gradients(forward: Any, backward: Any, what: str) -> None:

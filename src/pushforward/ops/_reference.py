@@ -38,12 +38,26 @@ def average(
 
 def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times) -> Tensor:
     r"""$S_{ij}=s\langle q_i,k_j\rangle+b_j$, minus infinity for atoms in a query's future."""
-    scores = (scale * q) @ k.mT + bias[..., None, :]
+    scores = _products(q, k, bias, scale)
     if times is None:
         return scores
     query_times, key_times = times
     future = key_times[..., None, :] > query_times[..., :, None]
     return scores.masked_fill(future, -torch.inf)
+
+
+def _products(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
+    r"""$s\langle q_i,k_j\rangle+b_j$ in one operation, which small problems are short of."""
+    batch = q.shape[:-2]
+    if torch.compiler.is_compiling() or k.shape[:-2] != batch:
+        return scale * (q @ k.mT) + bias[..., None, :]  # what a compiler fuses with the softmax
+    if not batch:
+        return torch.addmm(bias[None], q, k.mT, alpha=scale)
+    rows = bias.expand(*batch, bias.shape[-1])[..., None, :]
+    if len(batch) == 1:
+        return torch.baddbmm(rows, q, k.mT, alpha=scale)
+    flat = torch.baddbmm(rows.flatten(0, -3), q.flatten(0, -3), k.mT.flatten(0, -3), alpha=scale)
+    return flat.unflatten(0, batch)
 
 
 def _guarded_scores(

@@ -17,9 +17,10 @@ from .._tools.once import check_no_tangent, used_once
 from .._tools.precision import align
 from . import _operators
 from ._operators import (
-    Inputs,
     MaybeTimes,
     Pair,
+    Side,
+    Three,
     Times,
     fold,
     named_errors,
@@ -35,6 +36,9 @@ IN_BASE = 1.0
 
 logarithm = torch.positive
 """The second summand of a log-integral, of what `swept` keeps of it: that itself."""
+
+ready = _operators.ready
+"""What `swept` and `pulled` need of points, found once."""
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
@@ -65,23 +69,16 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def ready(points: Pair, scale: float, times: Times) -> None:
-    """What `swept` and `pulled` need of points, found once: nothing."""
-
-
-def swept(
-    points: Pair, bias: Tensor, scale: float, times: Times, found: None
-) -> tuple[Tensor, Tensor, Tensor]:
+def swept(side: Side, bias: Tensor) -> Three:
     """The log-integral, the largest score and the rest."""
-    return _operators.swept(reduce_tiles, points, bias, scale, times)
+    return _operators.swept(reduce_tiles, side, bias)
 
 
 def pulled(
-    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool],
-    found: None,
-) -> Inputs:  # fmt: skip
+    side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
+) -> Three:
     """What scores hand on, see `_operators.pulled`."""
-    return _operators.pulled(reduce_tiles_backward, inputs, record, upstream, scale, times, wanted)
+    return _operators.pulled(reduce_tiles_backward, side, bias, record, c, factors, wanted)
 
 
 def _reduced(

@@ -67,8 +67,8 @@ class Sinkhorn(Normaliser):
         memory: bytes that a kernel stored in memory may take, to a tolerance; by default 1 GiB on
             a CPU, 8 GiB on a GPU. Where it does not fit, or with 0, every step streams through
             the points, in memory linear in their number. That is the default, too, for at least
-            $2^{23}$ pairs of points of at most 16 coordinates in float32 on a CPU that has
-            compiled loops (the extra `fast`), because it is faster there.
+            $2^{23}$ pairs in float32 where it is faster: on an NVIDIA GPU with Triton, and, for
+            points of at most 16 coordinates, on a CPU with compiled loops (the extra `fast`).
 
     Examples:
         >>> mu, nu = pf.Measure(torch.randn(30, 2)), pf.Measure(torch.rand(20, 2))

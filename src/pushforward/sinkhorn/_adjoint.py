@@ -71,42 +71,38 @@ class Steps:
         impl: str,
     ) -> None:  # fmt: skip
         q, k, self.log_a, self.log_b, self.start, *constants = inputs
-        self.points, self.constants = [(q, k), (k, q)], constants or (0.0, 0.0)
-        self.scale, *self.damping = factors
-        clock = (times[0], times[1]) if times else None
-        self.clocks = [clock, None if clock is None else reversed_order(clock)]
+        self.points, self.constants = (q, k), constants or (0.0, 0.0)
+        scale, *self.damping = factors
         self.symmetric, self.reductions = symmetric, ops.implementation(impl)
-        self.found = [
-            self.reductions.ready(points, self.scale, clock)
-            for points, clock in zip(self.points, self.clocks, strict=True)
-        ]
+        clock = (times[0], times[1]) if times else None
+        self._sides = [self.reductions.ready((q, k), self.log_b, scale, clock)]
+        if not symmetric:
+            back = None if clock is None else reversed_order(clock)
+            self._sides.append(self.reductions.ready((k, q), self.log_a, scale, back))
 
     def swept(self, side: int, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """$R$ (side 0) or $C$ (side 1), and two summands of it."""
-        points, clock, found = self.points[side], self.clocks[side], self.found[side]
-        return self.reductions.swept(points, bias, self.scale, clock, found)
+        return self.reductions.swept(self._sides[side], bias)
 
     def pulled(
-        self, side: int, kept: tuple[Tensor, Pair], factors: Pair, c: Tensor, wanted: list[bool]
-    ) -> list[Tensor]:
+        self, side: int, kept: tuple[Tensor, Pair], c: Tensor, factors: Pair | None,
+        wanted: list[bool],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         r"""What weights $P$ (side 0) or $Q$ (side 1) hand on to queries, keys and their bias.
 
         Args:
             side: which.
             kept: the bias, and two summands of the log-integrals.
-            factors: $A,B$; the weights are multiplied by $\langle A_i,B_j\rangle$ plus
-            c: one number for each log-integral.
+            c: one number for each log-integral, by which the weights are multiplied; plus
+            factors: $\langle A_i,B_j\rangle$ of these $A,B$; None for zeros.
             wanted: which gradients.
         """
-        bias, summands = kept
-        upstream, values = factors if side == 0 else (factors[1], factors[0])
-        of_rows, of_columns, of_bias = wanted if side == 0 else (wanted[1], wanted[0], wanted[2])
-        inputs = (*self.points[side], values, bias)
-        rows, columns, _, found = self.reductions.pulled(
-            inputs, summands, (upstream, c), self.scale, self.clocks[side],
-            [of_rows, of_columns, False, of_bias], self.found[side],
-        )  # fmt: skip
-        return [rows, columns, found] if side == 0 else [columns, rows, found]
+        turn = lambda two: two if side == 0 else (two[1], two[0])
+        of_both = None if factors is None else turn(factors)
+        *found, of_bias = self.reductions.pulled(
+            self._sides[side], *kept, c, of_both, [*turn(wanted[:2]), wanted[2]]
+        )
+        return *turn(found), of_bias
 
 
 def adjoint(
@@ -126,38 +122,40 @@ def adjoint(
     terms, (tau_a, tau_b) = _Terms(steps, record), steps.damping
     groups = terms.groups() if any(wanted) else []
     alone = {group.start for group in groups if group.stop - group.start == 1}
-    q, k = steps.points[0]
-    points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in (q, k)]
-    nothing, factors = (q[..., :0], k[..., :0]), list[Pair]()
+    points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in steps.points]
+    factors = list[Pair]()
 
     def back(term: int, c: Tensor) -> Tensor:
         """What a term hands on to its bias; one without others, to the points as well."""
         want = wanted if term in alone else [False, False]
-        *found, to_bias = steps.pulled(*terms.kept(term), nothing, c, [*want, True])
+        *found, to_bias = steps.pulled(*terms.kept(term), c, None, [*want, True])
         if term in alone:
             points[:] = [x + y for x, y in zip(points, found, strict=True)]
         return to_bias
 
     a, b = ((logs != -torch.inf).to(logs.dtype) for logs in (steps.log_a, steps.log_b))
-    u, x = grad, torch.zeros_like(steps.log_a)
-    of_rows, through_rows, of_columns = x, torch.zeros_like(u), torch.zeros_like(u)
+    u, of_columns, of_rows, through_rows = grad, list[Tensor](), list[Tensor](), list[Tensor]()
     for _ in record[0]:
+        of_columns.append(u)
         if steps.symmetric:
             x = u = u / 2
         else:
-            of_columns, u = of_columns + u, -tau_b * u
-            x = back(len(factors), u)
-            factors.append((a, u))
-        of_rows, x = of_rows + x, -tau_a * x
-        y = back(len(factors), x)
-        factors.append((x, b))
-        through_rows, u = through_rows + y, u + y if steps.symmetric else y
+            c = -tau_b * u
+            x = back(len(factors), c)
+            factors.append((a, c))
+        of_rows.append(x)
+        c = -tau_a * x
+        y = back(len(factors), c)
+        factors.append((c, b))
+        through_rows.append(y)
+        u = u + y if steps.symmetric else y
     for group in groups:
         if group.start not in alone:
             left, right = (torch.stack(side) for side in zip(*factors[group], strict=True))
             found = terms.pulled(group, left, right, wanted)
             points = [x + y for x, y in zip(points, found, strict=True)]
-    return points, [of_rows, u, through_rows, of_columns]
+    sums = [torch.stack(x).sum(0) for x in (of_rows, through_rows, of_columns)]
+    return points, [sums[0], u, *sums[1:]]
 
 
 class _Terms:
@@ -236,9 +234,7 @@ class _Terms:
         apart = large[1:] | large[:-1] | (span(whole.diff(dim=0)) > FAR)
         return span(plain.diff(dim=0)).masked_fill(apart, torch.inf)
 
-    def pulled(
-        self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]
-    ) -> list[Tensor]:
+    def pulled(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> Pair:
         r"""Gradients in the points by one pass, relative to the potentials of the first term.
 
         Of the constants that can be added to $\varphi$ and taken from $\psi$, the one with the
@@ -259,4 +255,4 @@ class _Terms:
         side, kept = self.kept(group.start)
         factors = (left.movedim(0, -1), right.movedim(0, -1))
         none = torch.zeros_like(kept[1][0])
-        return self.steps.pulled(side, kept, factors, none, [*wanted, False])[:2]
+        return self.steps.pulled(side, kept, none, factors, [*wanted, False])[:2]

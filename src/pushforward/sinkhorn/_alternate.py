@@ -13,7 +13,7 @@ from .._tools.once import no_second_derivative, refuse
 from .._tools.precision import comparable, full_precision
 from ..affinities import Kernel, PointScores
 from ._adjoint import Steps, adjoint
-from ._problem import Problem, tilted
+from ._problem import Problem, at_once, tilted
 
 WHAT = "A number of Sinkhorn steps"
 """Their name in messages."""
@@ -22,25 +22,25 @@ WHAT = "A number of Sinkhorn steps"
 def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
     """The potential of the keys after `steps` plain steps from `g`; autocast is off meanwhile."""
     with full_precision(g):
-        if steps > 0 and isinstance(kernel, PointScores):
-            logs, masses = (problem.log_a, problem.log_b), problem.log_masses
-            at_once = kernel.alternated(logs, g, problem.damping, masses, problem.symmetric, steps)
-            if at_once is None:
-                at_once = _recorded(kernel, problem, g, steps)
-            if at_once is not None:
-                return at_once
+        found = at_once(kernel, problem, g, steps)
+        if found is None:
+            found = _recorded(kernel, problem, g, steps)
+        if found is not None:
+            return found
         for _ in range(steps):
             f = problem.rows(kernel, g)
             g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
     return g
 
 
-def _recorded(scores: PointScores, problem: Problem, g: Tensor, steps: int) -> Tensor | None:
+def _recorded(scores: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor | None:
     """The same with its gradient by one pass; None where no gradient is wanted.
 
     Where the dense reference is chosen, or a transform of `torch.func` is under way, it is None,
     too: there the steps are taken one by one and have all derivatives.
     """
+    if steps == 0 or not isinstance(scores, PointScores):
+        return None
     points = (scores.queries.points, scores.keys.points)
     offsets = (scores.queries.offset, scores.keys.offset)
     numbers = [problem.log_a, problem.log_b, g]
@@ -106,23 +106,26 @@ def take_steps(
     """
     steps = Steps(inputs, times, factors, symmetric, impl)
     (tau_a, tau_b), (c_a, c_b), g = steps.damping, steps.constants, steps.start
+    dead_a, dead_b = (logs == -torch.inf for logs in (steps.log_a, steps.log_b))
+    base_a, base_b = steps.log_a + c_a, steps.log_b + c_b
     of_queries, of_keys = [], []
+    bias = tilted(steps.log_b, g)
     for _ in range(count):
-        bias = tilted(steps.log_b, g)
         integral, *summands = steps.swept(0, bias)
-        f = c_a - tau_a * integral
         of_queries += summands
         of_keys.append(bias)
         if symmetric:
-            g = (g + f) / 2
+            g = (g + (c_a - tau_a * integral)) / 2
+            bias = tilted(steps.log_b, g)
             continue
-        bias = tilted(steps.log_a, f)
-        integral, *summands = steps.swept(1, bias)
-        g = c_b - tau_b * integral
+        bias = base_a.sub(integral, alpha=tau_a).masked_fill_(dead_a, -torch.inf)
         of_queries.append(bias)
+        integral, *summands = steps.swept(1, bias)
         of_keys += summands
-    kept = (torch.stack(x).unflatten(0, (count, -1)) for x in (of_queries, of_keys))
-    rows, columns = kept
+        bias = base_b.sub(integral, alpha=tau_b).masked_fill_(dead_b, -torch.inf)
+    if not symmetric:
+        g = c_b - tau_b * integral
+    rows, columns = (torch.stack(x).unflatten(0, (count, -1)) for x in (of_queries, of_keys))
     return g, rows, columns
 
 

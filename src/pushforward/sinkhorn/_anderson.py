@@ -19,6 +19,9 @@ from ._stored import KernelCache
 ROUNDING = 4
 """Units in the last place that rounding may take from a dual value."""
 
+LOOK_EVERY = 4
+"""Steps on a GPU after which the host waits for it, to see whether the tolerance is met."""
+
 RIDGE = 1e3
 """Units in the last place added to the diagonal of the normal equations."""
 
@@ -28,10 +31,10 @@ def anderson_cycle(
 ) -> tuple[Point, Tensor, int]:
     """One cycle of Anderson mixing: the best point, the potential to go on from, the steps taken.
 
-    Every batch element is mixed and safeguarded for itself. No step waits for a device. On a CPU,
-    where reading a number costs nothing, the cycle ends as soon as the tolerance is met, and
-    before the first step that the kernel does not cover. Mixing restarts with every cycle: at most
-    `steps` differences are in memory, and all of them are recent.
+    Every batch element is mixed and safeguarded for itself. On a CPU, where reading a number costs
+    nothing, the cycle ends as soon as the tolerance is met, and before the first step that the
+    kernel does not cover. On a GPU only one step in `LOOK_EVERY` waits for it. Mixing restarts
+    with every cycle: at most `steps` differences are in memory, and all of them are recent.
 
     Args:
         kernel: integrates $e^A$.
@@ -67,7 +70,7 @@ def anderson_cycle(
         delta_residuals = [d.masked_fill(reset, 0) for d in delta_residuals]
         best = _select(rejected, best, new)
         g = best.image - _correction(delta_images, delta_residuals, best.residual, weights)
-        met = on_cpu and _meets(best, tol)
+        met = (on_cpu or taken % LOOK_EVERY == 0) and _meets(best, tol)
     return best, g, taken
 
 

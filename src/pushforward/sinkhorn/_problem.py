@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..affinities import Kernel
+from ..affinities import Kernel, PointScores
 
 CHECK_EVERY = 10
 """Steps between two checks for convergence. Reading a number makes the host wait for the device,
@@ -202,6 +202,14 @@ def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(mass.shape, parts.shape)
     total = mass.new_zeros(*batch[:-1], int(parts.max()) + 1)
     return total.scatter_add(-1, parts.expand(batch), mass.expand(batch))
+
+
+def at_once(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor | None:
+    """The potential of the keys after plain steps in one launch; None where that cannot be."""
+    if steps == 0 or not isinstance(kernel, PointScores):
+        return None
+    logs, masses = (problem.log_a, problem.log_b), problem.log_masses
+    return kernel.alternated(logs, g, problem.damping, masses, problem.symmetric, steps)
 
 
 class Point(NamedTuple):

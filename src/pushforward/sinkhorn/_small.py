@@ -7,6 +7,8 @@ Layout: inside this file a batch of matrices has the axes (row, column, batch). 
 the batch is also the innermost axis in memory, so that every operation runs over long contiguous
 lines; larger ones stay as they come, a permuted view of (batch, row, column). `_batch_last` and
 `_batch_first` convert, `_reduce` and `_select` work on both.
+
+On an NVIDIA GPU matrices of at most 64 rows go to kernels with the same method (`ops.kernels`).
 """
 
 import math
@@ -15,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .. import ops
 from .._tools.checks import check_floating, check_number, check_whole
 from .._tools.once import refuse_second_derivative
 from .._tools.precision import full_precision, widen
@@ -34,6 +37,9 @@ LIMIT = 4.0
 SMALL = 16
 """Up to this size the batch is the innermost axis in memory, and a written-out elimination is
 faster than LAPACK."""
+
+LARGEST = 64
+"""The most rows of matrices that kernels scale."""
 
 CHUNK = 2**21
 """Entries that a CPU scales together: batches that exceed its caches are faster in pieces."""
@@ -53,8 +59,13 @@ class DoublyStochastic:
     converged: Bool[Tensor, "*b"]
     """Whether the residual is within the tolerance, and a scaling exists for the mask."""
 
-    steps: int
+    newton_steps: Int[Tensor, ""]
     """Newton steps that the slowest matrix took."""
+
+    @property
+    def steps(self) -> int:
+        """The same as a number. Reading it waits for a GPU; nothing else does."""
+        return int(self.newton_steps)
 
 
 def doubly_stochastic(
@@ -87,8 +98,10 @@ def doubly_stochastic(
     _check(logits, tol, max_steps)
     *batch, n, _ = logits.shape
     flat = widen(logits).reshape(math.prod(batch), n, n)
+    kernels = _kernels(flat)
     with full_precision(logits):
-        matrix, residual, converged, steps = _Scaling.apply(flat, float(tol), max_steps)
+        scale = _scaled if kernels is None else kernels.doubly_stochastic
+        matrix, residual, converged, steps = scale(flat, float(tol), max_steps)
     scaled = matrix.to(logits.dtype).view(logits.shape)
     return DoublyStochastic(scaled, residual.view(batch), converged.view(batch), steps)
 
@@ -102,6 +115,22 @@ def _check(logits: Tensor, tol: float, max_steps: int) -> None:
         )
     check_number("tol", tol)
     check_whole("max_steps", max_steps, least=0)
+
+
+def _kernels(logits: Tensor) -> Any:
+    """The kernels that scale such matrices, or None."""
+    if not logits.is_cuda or logits.shape[-1] > LARGEST:
+        return None
+    try:
+        return ops.implementation("triton")
+    except ImportError:
+        return None
+
+
+def _scaled(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Matrices, residuals, whether converged, and steps, by operations of PyTorch."""
+    *found, steps = _Scaling.apply(logits, tol, max_steps)
+    return *found, torch.tensor(steps)
 
 
 class _Scaling(torch.autograd.Function):

@@ -20,11 +20,15 @@ from .._tools.precision import full_precision
 from ..affinities import Kernel, PointScores, Scores
 from ._alternate import alternate
 from ._anderson import anderson_cycle
-from ._problem import CHECK_EVERY, Point, Problem, integral, step
+from ._problem import CHECK_EVERY, Point, Problem, at_once, integral, step
 from ._stored import KernelCache
 
 WIDE = 512
 """Scores whose range is smaller need no special start."""
+
+PLAIN = 6
+"""Plain steps with which a solve begins where they are one launch. They cost less than one step
+that is mixed, and often they are enough."""
 
 SAMPLE = 1024
 """Points of a sample. Clouds of at least twice as many start from the potential of a sample."""
@@ -90,13 +94,19 @@ def _solve(scores: Scores, problem: Problem, settings: Settings, start: Tensor |
         # A constant does not change the plan, but a large one would cost all values digits.
         g = g - integral(g, problem.log_b)[..., None]
     cache = KernelCache(scores, problem, settings.tol, settings.memory, settings.rounding)
-    best: Point | None = None
+    near, best = start is not None, None
+    if not near and settings.accelerate and settings.max_steps > steps + PLAIN:
+        ahead = at_once(scores, problem, g, PLAIN)
+        if ahead is not None:
+            g, steps, near = ahead, steps + PLAIN, True
+    begun = steps
     accelerate = settings.accelerate
     while True:
-        count = max(1, min(_cycle_length(start, steps), settings.max_steps - steps))
-        # The first step from a given start is taken on the scores themselves: if the start is
-        # good it is also the last, and a stored kernel would not pay.
-        first_look = start is not None and best is None
+        length = _cycle_length(steps - begun) if near else CHECK_EVERY
+        count = max(1, min(length, settings.max_steps - steps))
+        # The first step from a good start is taken on the scores themselves: it may also be the
+        # last, and a stored kernel would not pay.
+        first_look = near and best is None
         # No name for the kernel here: it must be released before the next one is stored.
         point, after, taken = _advance(
             cache.exact() if first_look else cache.at(g), cache, g, best, count, accelerate
@@ -116,10 +126,8 @@ def _solve(scores: Scores, problem: Problem, settings: Settings, start: Tensor |
         cache.more_precise()
 
 
-def _cycle_length(start: Tensor | None, steps: int) -> int:
-    """Steps before the next check. After a given start, checks come early: it may be good."""
-    if start is None:
-        return CHECK_EVERY
+def _cycle_length(steps: int) -> int:
+    """Steps from a start that may be good before the next check: checks come early."""
     return {0: 1, 1: 4}.get(steps, CHECK_EVERY)
 
 

@@ -32,9 +32,12 @@ FLOAT32_TOL, FLOAT32_SIZE = 1e-6, 1 << 22
 entries causes a marginal error of 1.2e-7, and a product reads half the bytes."""
 
 
-STREAMED, NARROW = 1 << 23, 16
-"""From this many pairs on, compiled loops on points of at most so many coordinates form all scores
-in float32 again faster than a stored kernel is made and read."""
+STREAMED = 1 << 23
+"""From this many pairs on, fast reductions in float32 form all scores again faster than a stored
+kernel is made and read."""
+
+WIDEST = {"fused": 16, "triton": 256}
+"""Coordinates of points up to which that holds."""
 
 
 class StoredKernel(Kernel):
@@ -160,11 +163,12 @@ def _allocate(scores: Scores, dtype: torch.dtype) -> Tensor:
 
 def _streams(scores: Scores) -> bool:
     """Whether forming the scores in every step is faster than storing the kernel."""
-    if not isinstance(scores, PointScores) or scores.impl not in (None, "fused"):
+    if not isinstance(scores, PointScores) or scores.shape.numel() < STREAMED:
         return False
-    many = scores.shape.numel() >= STREAMED and scores.keys.points.shape[-1] <= NARROW
-    single = scores.dtype == torch.float32 and scores.device.type == "cpu"
-    return many and single and "fused" in runnable("cpu", torch.float32)
+    found = runnable(scores.device, scores.dtype) if scores.dtype == torch.float32 else ()
+    width = scores.keys.points.shape[-1]
+    fast = [impl for impl in found if width <= WIDEST.get(impl, -1)]
+    return bool(fast) and scores.impl in (None, *fast)
 
 
 def _fits(scores: Scores, dtype: torch.dtype, memory: int | None) -> bool:

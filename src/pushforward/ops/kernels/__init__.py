@@ -1,4 +1,4 @@
-"""The reductions, and decaying sums, as Triton kernels for NVIDIA GPUs, forward and backward.
+"""The reductions, decaying sums and small matrices as Triton kernels for NVIDIA GPUs.
 
 Narrow points (at most four coordinates) run on the ordinary arithmetic units, wide ones on tensor
 cores. Inputs in float32 are accurate to float32: numbers are split into halves where tensor cores
@@ -9,29 +9,31 @@ Without a GPU the kernels run in Triton's interpreter, if `TRITON_INTERPRET=1` i
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
-from .._operators import Inputs, MaybeTimes, Times, named_errors
+from .._operators import Pair, Three, Times, named_errors
 from . import _decay as decay, _launch as launch
-from ._operators import WHAT, check_device, clock_of, log_integral_of, reduce
-from ._problem import LOG2
-from ._steps import take_steps
+from ._matrices import WHAT as SCALING, scale_matrices
+from ._operators import WHAT, check_device, clock_of, reduce
+from ._problem import Clock
+from ._split import columns
+from ._steps import fits, take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
 """The largest width of points and of values."""
 
-IN_BASE = 1 / LOG2
+IN_BASE = math.log2(math.e)
 """What natural logarithms are multiplied by to be like those of `swept`: here they have base 2."""
 
 logarithm = torch.log2
 """The second summand of a log-integral, of what `swept` keeps of it."""
-
-Pair = tuple[Tensor, Tensor]
-"""A tensor of the queries and one of the keys."""
 
 
 def log_integral(
@@ -51,47 +53,75 @@ def average(
     return out
 
 
-def ready(points: Pair, scale: float, times: Times) -> launch.Ready:
-    """What `swept` and `pulled` need of points, found once."""
-    nothing = points[1][..., :0]
-    *inputs, _ = _typed(*points, nothing, points[1].new_zeros(1, dtype=torch.float32))
-    _, (q, k, _), _, _ = _aligned(tuple(inputs), (), times)
+class Side(NamedTuple):
+    """What reductions of the same queries and keys have in common, with two leading axes.
+
+    Args:
+        batch: the leading axes.
+        q: queries.
+        k: keys.
+        scale: what multiplies their dot products.
+        clock: times.
+        known: what kernels know of the points.
+    """
+
+    batch: torch.Size
+    q: Tensor
+    k: Tensor
+    scale: float
+    clock: Clock | None
+    known: launch.Ready
+
+    def outside(self, x: Tensor, axes: int = 1) -> Tensor:
+        """A result with all leading axes; of its own it has `axes`."""
+        return x if len(self.batch) == 2 else x.reshape(*self.batch, *x.shape[-axes:])
+
+
+def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
+    """What `swept` and `pulled` need of points, for biases that are -inf where `logs` is."""
+    batch = points[0].shape[:-2]
+    q, k, v, logs = _typed(*points, points[1][..., :0], logs)
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
-    return launch.ready(q, k, float(scale), timed=times is not None)
+    q, k, v = (_folded(t, batch) for t in (q, k, v))
+    stamps = (None, None) if times is None else (_folded_rows(t, batch) for t in times)
+    if q.shape[-1] <= NARROW:
+        pairs = q.shape[-2] * k.shape[-2]
+        q, k = (columns(pairs, t, t[..., :0])[0] for t in (q, k))
+    known = launch.ready(q, k, v, _folded_rows(logs, batch), timed=times is not None, values=False)
+    return Side(batch, q, k, float(scale), clock_of(*stamps), known)
 
 
-def swept(
-    points: Pair, bias: Tensor, scale: float, times: Times, found: launch.Ready
-) -> tuple[Tensor, Tensor, Tensor]:
+def swept(side: Side, bias: Tensor) -> Three:
     """The log-integral, a shift of the scores in base 2, and the sum of weights relative to it."""
-    *inputs, bias = _typed(*points, points[1][..., :0], bias)
-    batch, (q, k, v), (bias,), clock = _aligned(tuple(inputs), (bias,), times)
-    _, peak, total = launch.forward(q, k, v, bias, float(scale), clock_of(*clock), found)
-    results = (log_integral_of(peak, total), peak, total)
-    return tuple(x.reshape(*batch, x.shape[-1]) for x in results)  # type: ignore[return-value]
+    bias = _folded_rows(bias, side.batch)
+    _, log_z, peak, total = launch.forward(
+        side.q, side.k, side.k[..., :0], bias, side.scale, side.clock, side.known
+    )
+    return side.outside(log_z), side.outside(peak), side.outside(total)
 
 
 def pulled(
-    inputs: Inputs, record: Pair, upstream: Pair, scale: float, times: Times, wanted: list[bool],
-    found: launch.Ready,
-) -> Inputs:  # fmt: skip
+    side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
+) -> Three:
     """What scores hand on, see `_operators.pulled`."""
-    q, k, v, bias = _typed(*inputs)
-    matrices, vectors = (q, k, v, upstream[0].to(v.dtype)), (bias, *record, upstream[1])
-    batch, (q, k, v, x), (bias, *rows), clock = _aligned(matrices, vectors, times)
-    peak, total, c = (row.contiguous() for row in rows)
-    result = launch.Reduced(torch.zeros_like(x), peak, total)
-    if q.dtype != inputs[0].dtype:  # values in float32 beside points in half precision
-        found = launch.Ready(None, None)
-    grads = launch.backward(
-        (q, k, v, bias), float(scale), clock_of(*clock), result, (x, c), wanted, found
-    )
-    return tuple(t.reshape(*batch, *t.shape[2:]) for t in grads)  # type: ignore[return-value]
+    q, k, known = side.q, side.k, side.known if factors is None else None
+    x, v = q[..., :0], k[..., :0]
+    if factors is not None:  # in float32, and points may then be wide that were narrow
+        x, v = (_folded(t, side.batch) for t in factors)
+        q, k = q.to(v.dtype), k.to(v.dtype)
+    bias, peak, total, c = (_folded_rows(t, side.batch) for t in (bias, *record, c))
+    result = launch.Reduced(x.new_zeros(x.shape), peak, peak, total)
+    of_queries, of_keys, of_bias = wanted
+    dq, dk, _, db = launch.backward(
+        (q, k, v, bias), side.scale, side.clock, result, (x, c),
+        [of_queries, of_keys, False, of_bias], known,
+    )  # fmt: skip
+    return side.outside(dq, 2), side.outside(dk, 2), side.outside(db)
 
 
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
     r"""The sums $\sum_jv_j(1+|x_i-y_j|^2)^{-p}$ in float32."""
-    batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], v.shape[:-2])
+    batch = _batch(x.shape[:-2], y.shape[:-2], v.shape[:-2])
     out = decay.decaying_sum(*(_folded(t, batch) for t in (x, y, v)), float(power))
     return out.reshape(*batch, *out.shape[-2:])
 
@@ -100,6 +130,11 @@ def has_radial(x: Tensor, v: Tensor) -> bool:
     """Whether kernels for decaying sums take points and values of these widths and dtypes."""
     fits = x.shape[-1] <= NARROW and v.shape[-1] <= RADIAL_WIDTH
     return fits and x.dtype == v.dtype == torch.float32
+
+
+def has_steps(q: Tensor, k: Tensor) -> bool:
+    """Whether kernels for Sinkhorn steps take these points, on their device."""
+    return 1 <= q.shape[-1] <= WIDEST and fits(q, k)
 
 
 def sinkhorn_steps(
@@ -113,7 +148,7 @@ def sinkhorn_steps(
     $G=c_b-\tau_b\log\int e^{s\langle q,k\rangle+F}d\mu$.
 
     Args:
-        points: queries and keys of at most four coordinates, in one dtype.
+        points: queries and keys of 1 to `WIDEST` coordinates, in one dtype.
         logs: log-weights of both, in float32. Atoms without mass have finite points.
         constants: $c_a,c_b$; None for zeros.
         start: $G$ before.
@@ -123,13 +158,11 @@ def sinkhorn_steps(
         symmetric: whether queries are the keys, and a step is $G\leftarrow(G+F)/2$.
     """
     numbers = [*logs, start, *(constants or ())]
-    batch = torch.broadcast_shapes(
-        *(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers)
-    )
+    batch = _batch(*(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers))
     lengths = [points[0].shape[-2], points[1].shape[-2]]
     sizes = [*lengths, lengths[1], *lengths]
     folded = [
-        _folded(t.expand(*t.shape[:-1], size)[..., None], batch)[..., 0]
+        _folded_rows(t.expand(*t.shape[:-1], size), batch)
         for t, size in zip(numbers, sizes, strict=False)
     ]
     both = [_folded(x, batch) for x in points]
@@ -137,6 +170,20 @@ def sinkhorn_steps(
         both, folded[:2], folded[3:], folded[2], float(scale), list(damping), steps, symmetric
     )
     return out.reshape(*batch, lengths[1])
+
+
+def doubly_stochastic(
+    logits: Tensor, tol: float, max_steps: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scaled matrices `(count, n, n)`, n at most 64, in float32 or float64, without a wait.
+
+    Then their residuals, whether they converged, and the Newton steps of the slowest.
+    """
+    check_no_tangent(SCALING, logits)
+    if torch.compiler.is_compiling():
+        return scale_matrices(logits, tol, max_steps)
+    with named_errors(SCALING):
+        return scale_matrices(logits, tol, max_steps)
 
 
 def _reduced(
@@ -148,26 +195,25 @@ def _reduced(
     if guard:
         dead = (bias == -torch.inf)[..., None]
         k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
-    batch, (q, k, v), (bias,), clock = _aligned((q, k, v), (bias,), times)
-    arguments = (q, k, v, bias, float(scale), *clock)
+    rows = (bias,) if times is None else (bias, *times)
+    batch = _batch(*(t.shape[:-2] for t in (q, k, v)), *(t.shape[:-1] for t in rows))
+    points = (_folded(t, batch) for t in (q, k, v))
+    bias, *clock = (_folded_rows(t, batch) for t in rows)
+    arguments = (*points, bias, float(scale), *(clock or (None, None)))
     if torch.compiler.is_compiling():
         out, log_z, *_ = reduce(*arguments)
     else:
         with named_errors(WHAT):
             out, log_z, *_ = reduce(*arguments)
+    if len(batch) == 2:
+        return out, log_z
     return out.reshape(*batch, *out.shape[-2:]), log_z.reshape(*batch, log_z.shape[-1])
 
 
-def _aligned(
-    matrices: tuple[Tensor, ...], vectors: tuple[Tensor, ...], times: Times
-) -> tuple[torch.Size, list[Tensor], list[Tensor], MaybeTimes]:
-    """Points and numbers with exactly two leading axes, which they share."""
-    parts = (*matrices, *(t[..., None] for t in (*vectors, *(times or ()))))
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
-    folded = [_folded(t, batch) for t in parts]
-    numbers = [t[..., 0] for t in folded[len(matrices) :]]
-    clock = (None, None) if times is None else (numbers[-2], numbers[-1])
-    return batch, folded[: len(matrices)], numbers[: len(vectors)], clock
+def _batch(*shapes: torch.Size) -> torch.Size:
+    """The common leading axes; broadcasting shapes takes long, and mostly they are equal."""
+    first = shapes[0]
+    return first if all(s == first for s in shapes) else torch.broadcast_shapes(*shapes)
 
 
 def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
@@ -190,12 +236,25 @@ def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
 
 def _folded(x: Tensor, batch: torch.Size) -> Tensor:
     """The tensor with exactly two leading axes, as a view wherever there is one."""
-    x = x.expand(*batch, *x.shape[-2:])
-    match len(batch):
+    if x.shape[:-2] != batch:
+        x = x.expand(*batch, *x.shape[-2:])
+    return _two_axes(x, len(batch))
+
+
+def _folded_rows(x: Tensor, batch: torch.Size) -> Tensor:
+    """The same for a number of each point."""
+    if x.shape[:-1] != batch:
+        x = x.expand(*batch, x.shape[-1])
+    return _two_axes(x, len(batch))
+
+
+def _two_axes(x: Tensor, axes: int) -> Tensor:
+    """Two leading axes in place of some."""
+    match axes:
         case 0:
             return x[None, None]
         case 1:
             return x[None]
         case 2:
             return x
-    return x.flatten(0, -4)
+    return x.flatten(0, axes - 2)

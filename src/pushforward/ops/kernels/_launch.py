@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from ..._tools.precision import HALF
-from ._problem import LARGE, Clock, Halves, largest, padded_width, strides, survey
+from . import _hopper as hopper
+from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
 from ._split import columns, room, split, summed
-from ._tiles import NARROW, Tile, tile_of
-from .programs import narrow, wide, wide_backward
+from ._tiles import GROUP, NARROW, Tile, tile_of
+from .programs import narrow, survey as survey_programs, wide, wide_backward
 
 
 class Reduced(NamedTuple):
-    """Average, shift of the scores in base 2, and the sum of weights relative to it."""
+    """Average, log-integral, shift of the scores in base 2, sum of weights relative to it."""
 
     out: Tensor
+    log_z: Tensor
     peak: Tensor
     total: Tensor
 
@@ -27,77 +29,89 @@ class Ready(NamedTuple):
     """What passes over the same points have in common.
 
     Args:
-        operands: queries and keys as tensor cores take them, and the scales of their products;
-            None for narrow points.
-        limit: a bound on the scores of each problem in base 2; None where it is not needed.
+        found: their survey, if they need one.
+        high: queries, keys and values as tensor cores take them.
+        low: their low halves.
     """
 
-    operands: Any
-    limit: Tensor | None
+    found: Tensor | None
+    high: tuple[Tensor, Tensor, Tensor]
+    low: tuple[Tensor, Tensor, Tensor]
 
 
-def ready(q: Tensor, k: Tensor, factor: float, *, timed: bool) -> Ready:
-    """The same found once, for points of shape `(b, h, n, k)`."""
-    (*batch, m, d), n = q.shape, k.shape[-2]
-    large = prod(batch) * m * n >= LARGE and not timed
-    operands = None if d <= NARROW else _scored(q, k)
-    return Ready(operands, largest(q, k, factor) if large else None)
+def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values: bool) -> Ready:
+    """The same, found from points of shape `(b, h, n, k)`; of values only if they are wanted.
+
+    It serves passes with other biases, too, if these are minus infinity wherever this one is.
+    Only the highest bias, which narrow points need in the forward pass, is then another one.
+    """
+    points, pairs = (q, k, v), prod(q.shape[:-1]) * k.shape[-2]
+    thin = max(q.shape[-1], v.shape[-1]) <= NARROW
+    exact = not (thin or q.dtype in HALF)
+    if not exact and (timed or pairs < LARGE):
+        return Ready(None, points, points)
+    found = survey(q, k, v, bias, points=thin or exact, values=values and exact)
+    return Ready(found, *(Halves.of(q, k, v, found, values=values) if exact else (points, points)))
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None,
-    found: Ready | None = None,
+    known: Ready | None = None,
 ) -> Reduced:  # fmt: skip
     """Averages and sums of weights, for points of shape `(b, h, n, k)`."""
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems = prod(batch)
     thin, half = max(d, e) <= NARROW, q.dtype in HALF
     tile = tile_of("forward", d, e, half=half)
-    group = 4 if thin else 1
+    group = GROUP if thin else 1
     parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
-    shape = (*batch, m) if parts == 1 else (parts, *batch, m)
-    empty = lambda *tail, dtype=torch.float32: q.new_empty(*shape, *tail, dtype=dtype)
-    dtype = q.dtype if half and parts == 1 else torch.float32
-    result = Reduced(empty(e, dtype=dtype), empty(), empty())
+    dtype = q.dtype if half else torch.float32
+    result = _room(q, (*batch, m), e, dtype)
     if result.peak.numel() == 0:
         return result
-    surveyed = None
-    if problems * m * n >= LARGE and clock is None:
-        limit = None if found is None else found.limit
-        surveyed = survey(bias, largest(q, k, factor) if limit is None else limit)
+    large = problems * m * n >= LARGE and clock is None
+    if known is None or thin:
+        known = ready(q, k, v, bias, timed=clock is not None, values=True)
+    found, high, low = known
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
-    bounded = surveyed is not None and (thin or e == 0 or q.dtype == torch.bfloat16)
-    ends = None if surveyed is None else surveyed.ends
-    if clock is not None:
-        ends = clock.ends(tile.rows, group * tile.columns)
-    grid = (-(-m // tile.rows) * problems, parts)
-    options: dict[str, Any] = dict(
-        D=d, E=e, BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
-        ENDS=0 if ends is None else 1 if clock is None else 2,
-    )  # fmt: skip
-    ranks, small = None if clock is None else clock.ranks, surveyed.small if surveyed else None
-    given: tuple[Any, ...] = (ranks, ends, small)
+    bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
+    modes = (1, 2) if bounded else (0,)
+    made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
+    places = (made.out, made.peak, made.total, made.log_z)
+    ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
+    if parts == 1 and clock is None and hopper.takes(q, k, v, bias):
+        for mode in modes:
+            hopper.forward((q, k, v), bias, ends, factor, places, mode)
+        return result
+    options = _options(tile, thin, n % tile.columns == 0) | dict(
+        D=d, E=e, ENDS=_kind_of_ends(found, clock), WHOLE=parts == 1
+    )
+    given: tuple[Any, ...] = (None if clock is None else clock.ranks, ends, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
         points = (q, *columns(m * n, k, v), bias)
-        options |= dict(GROUP=group)
     else:
-        high, low, exponents = _operands(q, k, v, found)
-        points, given, sizes = (*high, bias), (*low, exponents, *given), (*sizes, 1.0)
-        options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
-        options |= dict(STAGES=tile.stages, SPLIT=not half)
+        points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
+        options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     run = narrow.forward if thin else wide.forward
-    for mode in (1, 2) if bounded else (0,):
-        run[grid](
-            *points, *given, *result, *sizes, *map(strides, points), MODE=mode, **options
+    for mode in modes:
+        run[-(-m // tile.rows) * problems, parts](
+            *points, *given, *places, *sizes, *map(strides, points), MODE=mode, **options
         )  # fmt: skip
-    return result if parts == 1 else _merged(result, q.dtype if half else torch.float32)
+    if parts > 1:
+        rows, width = result.peak.numel(), padded_width(e)
+        size = max(1, 2048 // width)
+        survey_programs.merge[(-(-rows // size),)](
+            *places[:3], result.out, result.peak, result.total, result.log_z, rows, parts,
+            E=e, E_PAD=width, SIZE=size,
+        )  # fmt: skip
+    return result
 
 
 def backward(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
     result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
-    found: Ready | None = None,
+    known: Ready | None = None,
 ) -> list[Tensor]:  # fmt: skip
     r"""Gradients in `q, k, v, bias`, from those of the average and of the log-integral.
 
@@ -113,113 +127,94 @@ def backward(
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems, half = prod(batch), q.dtype in HALF
     thin = max(d, e) <= NARROW
-    g, slope, offset = _upstream(result, *upstream, divide=thin or not half)
+    wanted = [want and problems * m * n > 0 for want in wanted]
+    if not any(wanted):
+        return [x.new_zeros(x.shape) for x in inputs]
+    g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
+    if known is None:
+        known = ready(q, k, v, bias, timed=clock is not None, values=False)
+    found, high, low = known
     if thin:
-        q, k, v, g = columns(m * n, q, k, v, g)
+        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v)
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:
-        high, low, exponents = _found(q, k, found)
-        given, sizes = (*inputs, high[0], low[0], high[1], low[1], exponents), (*sizes, 1.0)
-        steps = tuple(map(strides, (*inputs, g, *high)))
-    ranks = None if clock is None else clock.ranks
+        given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
+        steps = tuple(map(strides, (*inputs, g, *high[:2])))
+    ranks, kind = None if clock is None else clock.ranks, _kind_of_ends(found, clock)
     widths: dict[str, Any] = dict(D=d, E=e)
+    group = GROUP if thin else 1
     if not thin:
         widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     grads: list[Tensor | None] = [None] * 4
-    wanted = [want and problems * m * n > 0 for want in wanted]
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
-        parts = split(q, problems * -(-m // tile.rows), n, tile.columns)
+        parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
         made = room(parts, q.shape, dtype, q.device)
-        ends = None if clock is None else clock.ends(tile.rows, tile.columns)
+        ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
             *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
-            ENDS=0 if clock is None else 2, **widths, **_options(tile, thin),
+            ENDS=kind, **widths, **_options(tile, thin, n % tile.columns == 0),
         )  # fmt: skip
         grads[0] = summed(made, parts, q.dtype)
     if any(wanted[1:]):
         tile = tile_of("keys", d, e, half=half)
-        parts = split(q, problems * -(-n // tile.columns), m, tile.rows)
+        parts = split(q, problems * -(-n // tile.columns), m, group * tile.rows)
         shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
+        needed = (wanted[1], wanted[2] and e > 0, True)
         several = [
-            room(parts, shape, t, q.device)
-            for shape, t in zip(shapes, (dtype, dtype, torch.float32), strict=True)
+            room(parts, shape if want else (0,), t, q.device)
+            for shape, want, t in zip(shapes, needed, (dtype, dtype, torch.float32), strict=True)
         ]
-        starts = None if clock is None else clock.starts(tile.rows, tile.columns)
+        starts = found if clock is None else clock.starts(group * tile.rows, tile.columns)
         run = narrow.backward_keys if thin else wide_backward.keys
         run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            TIMED=clock is not None, POINTS=wanted[1], VALUES=wanted[2], **widths,
-            **_options(tile, thin),
+            ENDS=kind, POINTS=needed[0], VALUES=needed[1],
+            **widths, **_options(tile, thin, m % tile.rows == 0),
         )  # fmt: skip
-        for i, (x, want) in enumerate(
-            zip(several, (wanted[1], wanted[2], True), strict=True), start=1
-        ):
-            grads[i] = summed(x, parts, inputs[i].dtype) if want else None
+        grads[1:] = [
+            summed(x, parts, y.dtype) if want else None
+            for x, y, want in zip(several, inputs[1:], needed, strict=True)
+        ]
     return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
 
 
+def _kind_of_ends(found: Tensor | None, clock: Clock | None) -> int:
+    """Whether keys end with their problem (0), by a survey (1), or by times for each block (2)."""
+    return 2 if clock is not None else 0 if found is None else 1
+
+
+def _room(q: Tensor, shape: tuple[int, ...], width: int, dtype: torch.dtype) -> Reduced:
+    """Room for a result."""
+    rows = (q.new_empty(shape, dtype=torch.float32) for _ in range(3))
+    return Reduced(q.new_empty(*shape, width, dtype=dtype), *rows)
+
+
 def _upstream(
-    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool
+    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool, negative: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query hands on: a gradient, a summand, and the offset of its scores.
-
-    A query that sees no mass hands on zeros, and its weights relative to infinity are zeros.
-    """
-    out, peak, total = result
-    empty = peak == -torch.inf
-    d_out = d_out.masked_fill(empty[..., None], 0)
-    slope = d_log.float() - (d_out.float() * out.float()).sum(-1)
-    slope = slope.masked_fill(empty, 0)
-    if divide:
-        total = total.masked_fill(empty, 1)
-        offset = peak.masked_fill(empty, torch.inf)
-        return (d_out.float() / total[..., None]).contiguous(), slope / total, offset
-    return d_out, slope, (peak + total.log2()).masked_fill(empty, torch.inf)
+    """What each query hands on: a gradient, a summand or its negative, an offset of scores."""
+    (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
+    g = d_out.new_empty(d_out.shape, dtype=torch.float32 if divide else d_out.dtype)
+    slope, offset = torch.empty_like(result.peak), torch.empty_like(result.peak)
+    size = max(1, 4096 // width)
+    survey_programs.upstream[(-(-m // size) * prod(batch),)](
+        result.out, result.peak, result.total, d_out, d_log, g, slope, offset, m, batch[1],
+        strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=divide,
+        NEGATIVE=negative,
+    )  # fmt: skip
+    return g, slope, offset
 
 
-def _found(q: Tensor, k: Tensor, found: Ready | None) -> tuple[Any, Any, Tensor | None]:
-    """Queries and keys as tensor cores take them, unless they are known already."""
-    return _scored(q, k) if found is None or found.operands is None else found.operands
-
-
-def _operands(
-    q: Tensor, k: Tensor, v: Tensor, found: Ready | None
-) -> tuple[Any, Any, Tensor | None]:
-    """Points as tensor cores take them: as they are, or in halves with their scales."""
-    high, low, back = _found(q, k, found)
-    if back is None or v.shape[-1] == 0:
-        return (*high, v), (*low, v), back
-    values = Halves.of(v)
-    return (*high, values.high), (*low, values.low), torch.stack([back[:, 0], values.back], -1)
-
-
-def _scored(q: Tensor, k: Tensor) -> tuple[Any, Any, Tensor | None]:
-    """Queries and keys as tensor cores take them, and the scales of their products."""
-    if q.dtype in HALF:
-        return (q, k), (q, k), None
-    x, y = (Halves.of(t) for t in (q, k))
-    return (x.high, y.high), (x.low, y.low), torch.stack([x.back * y.back, y.back], -1)
-
-
-def _merged(parts: Reduced, dtype: torch.dtype) -> Reduced:
-    """The result of several programs, each of which has seen some of the keys."""
-    peak = parts.peak.amax(0)
-    base = peak.masked_fill(peak == -torch.inf, 0)
-    weights = parts.total * (parts.peak - base).exp2()
-    total = weights.sum(0)
-    out = (parts.out * (weights / total.masked_fill(total == 0, 1))[..., None]).sum(0)
-    return Reduced(out.to(dtype), peak, total)
-
-
-def _options(tile: Tile, thin: bool) -> dict[str, Any]:
-    """The tile as arguments of a kernel."""
+def _options(tile: Tile, thin: bool, even: bool) -> dict[str, Any]:
+    """The tile as arguments of a kernel, and whether its blocks divide the loop."""
     options: dict[str, Any] = dict(
-        BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages
-    )
-    return options if thin else options | dict(STAGES=tile.stages)
+        BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+        maxnreg=tile.registers,
+    )  # fmt: skip
+    return options | (dict(GROUP=GROUP) if thin else dict(STAGES=tile.stages, EVEN=even))

@@ -10,7 +10,7 @@ from ..._tools.once import no_second_derivative, refuse
 from ..._tools.precision import full_precision
 from .._operators import named_errors
 from . import _launch as launch
-from ._problem import LOG2, Clock
+from ._problem import Clock
 
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
@@ -26,8 +26,8 @@ def reduce(
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
-    out, peak, total = launch.forward(q, k, v, bias, factor, clock_of(query_times, key_times))
-    return out, log_integral_of(peak, total), peak, total
+    found = launch.forward(q, k, v, bias, factor, clock_of(query_times, key_times))
+    return found.out, found.log_z, found.peak, found.total
 
 
 @reduce.register_fake
@@ -72,12 +72,8 @@ def check_device(what: str, x: Tensor, other: str = "") -> None:
         )
 
 
-def log_integral_of(peak: Tensor, total: Tensor) -> Tensor:
-    """The log-integral of a shift in base 2 and the sum of weights relative to it."""
-    return ((peak + total.log2()) * LOG2).masked_fill(peak == -torch.inf, -torch.inf)
-
-
 def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
+    """Ranks of times, if there are any."""
     if query_times is None or key_times is None:
         return None
     return Clock.of(query_times, key_times)
@@ -85,9 +81,8 @@ def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | No
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     q, k, v, bias, ctx.factor, query_times, key_times = inputs
-    out, _, peak, total = output
-    ctx.mark_non_differentiable(peak, total)
-    ctx.save_for_backward(q, k, v, bias, query_times, key_times, out, peak, total)
+    ctx.mark_non_differentiable(*output[2:])
+    ctx.save_for_backward(q, k, v, bias, query_times, key_times, *output)
 
 
 def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:

@@ -6,16 +6,14 @@ All of it is found on the device, so nothing waits for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, prod
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .programs import survey as kernels
-
-BOUND = 60.0
-"""Up to this size of the scores, in base 2, weights need no maximum: their sums stay in range."""
+from .programs import survey as programs
 
 LARGE = 1 << 26
 """From this many pairs on, a survey of the points costs less than it saves."""
@@ -23,8 +21,7 @@ LARGE = 1 << 26
 LATEST = 2**31 - 1
 """The rank of a query that sees everything."""
 
-LOG2 = log(2)
-SIZE, STEPS = 256, 8
+SIZE, STEPS = 256, 2
 """Points that are read at once, and how often, by a program that reads each once."""
 
 
@@ -33,58 +30,51 @@ def strides(x: Tensor) -> tuple[int, ...]:
     return tuple(x.stride())
 
 
-@dataclass(frozen=True)
-class Survey:
-    """Which problems have small scores, and where each problem ends.
+def survey(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, points: bool, values: bool) -> Tensor:
+    """How large `points` and `values` of each problem are, and where keys end, for kernels."""
+    batch, m, n = q.shape[:-2], q.shape[-2], k.shape[-2]
+    d, e = q.shape[-1] if points else 0, v.shape[-1] if values else 0
+    problems, size = prod(batch), _at_once(d, e)
+    found = torch.zeros(problems, programs.FIELDS.value, dtype=torch.int32, device=q.device)
+    programs.survey[(-(-max(m, n) // (size * STEPS)) * problems,)](
+        q, k, v, bias, found, m, n, q.shape[1], *map(strides, (q, k, v, bias)),
+        D=d, E=e, D_PAD=padded_width(d), E_PAD=padded_width(e), SIZE=size, STEPS=STEPS,
+    )  # fmt: skip
+    return found
+
+
+class Halves(NamedTuple):
+    r"""Float32 points as $x=2^{-e}(x_h+x_l)$ with float16 $x_h,x_l$, to about 23 bits.
+
+    They have zeros up to a power of two. The largest number becomes about 2^15, and numbers down
+    to 2^-18 of it keep all their bits. A survey knows $e$.
 
     Args:
-        small: for each problem 1 or 0, and its largest bias in base 2.
-        ends: one more than the last atom with mass, for each problem.
+        high: $x_h$ of queries, keys and values.
+        low: $x_l$ of them.
     """
 
-    small: Tensor
-    ends: Tensor
+    high: tuple[Tensor, Tensor, Tensor]
+    low: tuple[Tensor, Tensor, Tensor]
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, found: Tensor, *, values: bool) -> Halves:
+        """The halves of points `(b, h, n, k)`, and of the values if they are wanted."""
+        (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1] if values else 0
+        widths, size = (padded_width(d), padded_width(e)), _at_once(d, e)
+        made = lambda length, width: q.new_empty(*batch, length, width, dtype=torch.float16)
+        parts = [made(m, widths[0]), made(m, widths[0]), made(n, widths[0]), made(n, widths[0])]
+        parts += [made(n, widths[1]), made(n, widths[1])] if e else [v, v]
+        programs.halves[(-(-max(m, n) // size) * prod(batch),)](
+            q, k, v, *parts, found, m, n, batch[1], *map(strides, (q, k, v)),
+            D=d, E=e, D_PAD=widths[0], E_PAD=widths[1], SIZE=size,
+        )  # fmt: skip
+        return Halves((parts[0], parts[2], parts[4]), (parts[1], parts[3], parts[5]))
 
 
-def largest(q: Tensor, k: Tensor, factor: float) -> Tensor:
-    r"""For each problem, $|s|\max|q_i|\max|k_j|/\log2$."""
-    return abs(factor) / LOG2 * (extent(q).longest.sqrt() * extent(k).longest.sqrt())
-
-
-def survey(bias: Tensor, limit: Tensor) -> Survey:
-    """Whether scores are at most `BOUND`, of a bound on them for each problem in base 2."""
-    problems, heads, n = prod(bias.shape[:2]), bias.shape[1], bias.shape[-1]
-    highest = bias.new_full((problems,), -torch.inf)
-    ends = torch.zeros_like(highest, dtype=torch.int32)
-    grid = (-(-n // (SIZE * STEPS)) * problems,)
-    kernels.bias[grid](bias, highest, ends, n, heads, strides(bias), SIZE=SIZE, STEPS=STEPS)
-    highest = highest.masked_fill(highest == -torch.inf, 0) / LOG2
-    return Survey(torch.stack([(limit <= BOUND).float(), highest], -1), ends)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How large the points of each problem are.
-
-    Args:
-        largest: the largest coordinate.
-        longest: the largest squared length.
-    """
-
-    largest: Tensor
-    longest: Tensor
-
-
-def extent(x: Tensor) -> Extent:
-    """The extent of points `(b, h, n, k)`, in one pass."""
-    problems, (heads, n, width) = prod(x.shape[:2]), x.shape[1:]
-    found = torch.zeros(2, problems, device=x.device)
-    padded, size = padded_width(width), min(SIZE, 8192 // padded_width(width))
-    grid = (-(-n // (size * STEPS)) * problems,)
-    kernels.points[grid](
-        x, *found, n, heads, strides(x), WIDTH=width, PADDED=padded, SIZE=size, STEPS=STEPS
-    )
-    return Extent(*found)
+def _at_once(d: int, e: int) -> int:
+    """How many points of these widths a program reads at once."""
+    return min(SIZE, 8192 // max(padded_width(d), padded_width(e)))
 
 
 def padded_width(width: int) -> int:
@@ -144,34 +134,3 @@ class Clock:
         blocks = -(-ranks.shape[-1] // size)
         padded = pad(ranks, (0, blocks * size - ranks.shape[-1]), value=filler)
         return padded.unflatten(-1, (blocks, size))
-
-
-@dataclass(frozen=True)
-class Halves:
-    r"""A float32 tensor as $x=2^{-e}(x_h+x_l)$ with float16 $x_h,x_l$, to about 23 bits.
-
-    Args:
-        high: $x_h$.
-        low: $x_l$.
-        back: $2^{-e}$, one for each problem.
-    """
-
-    high: Tensor
-    low: Tensor
-    back: Tensor
-
-    @staticmethod
-    def of(x: Tensor) -> Halves:
-        """The halves, with zeros up to a power of two. The largest number becomes about 2^15.
-
-        Numbers down to 2^-18 of the largest keep all their bits.
-        """
-        (*batch, n, width), padded = x.shape, padded_width(x.shape[-1])
-        high, low = (x.new_empty(*batch, n, padded, dtype=torch.float16) for _ in range(2))
-        back = x.new_empty(prod(batch))
-        size = min(SIZE, 8192 // padded)
-        kernels.halves[(-(-n // size) * prod(batch),)](
-            x, extent(x).largest, high, low, back, n, batch[1], strides(x),
-            WIDTH=width, PADDED=padded, SIZE=size,
-        )  # fmt: skip
-        return Halves(high, low, back)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ._problem import SIZE, strides
+from .programs.survey import columns as copy_columns
 
 
 def room(parts: int, shape: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -29,21 +34,23 @@ def split(q: Tensor, programs: int, length: int, step: int) -> int:
     return max(1, min(wanted // max(1, programs), -(-length // (2 * step))))
 
 
+@cache
 def processors(device: torch.device) -> int:
     """How many multiprocessors a GPU has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def columns(pairs: int, *points: Tensor) -> list[Tensor]:
+def columns(pairs: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Points stored coordinate by coordinate, so that neighbours are read together.
 
-    For few pairs a copy does not pay, and they stay as they are.
+    For few pairs a copy does not pay, and they stay as they are; also if they are stored so.
     """
-    if pairs < 1 << 22:
-        return list(points)
-    apart = []
-    for x in points:
-        (*batch, n, width) = x.shape
-        transposed = x.new_empty(*batch, width, -(-n // 16) * 16)[..., :n]
-        apart.append(transposed.copy_(x.mT).mT)
-    return apart
+    if pairs < 1 << 22 or all(t.stride(-2) == 1 or t.shape[-1] == 0 for t in (x, y)):
+        return x, y
+    (*batch, n, d), e = x.shape, y.shape[-1]
+    length = -(-n // 16) * 16
+    made = [x.new_empty(*batch, width, length) for width in (d, e)]
+    copy_columns[(-(-n // SIZE) * prod(batch),)](
+        x, y, *made, n, batch[1], length, strides(x), strides(y), D=d, E=e, SIZE=SIZE,
+    )  # fmt: skip
+    return made[0][..., :n].mT, made[1][..., :n].mT

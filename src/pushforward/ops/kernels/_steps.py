@@ -7,14 +7,18 @@ import torch
 from torch import Tensor
 
 from ..._tools.once import refuse
+from ..._tools.precision import HALF
 from ._operators import check_device
-from ._problem import strides
+from ._problem import Halves, padded_width, strides, survey
 from ._split import processors
-from ._tiles import REGISTERS, planned
-from .programs import steps as programs
+from ._tiles import NARROW, REGISTERS, SHARES, WidePlan, planned, wide_planned
+from .programs import steps, wide_steps
 
 WHAT = "Sinkhorn steps in one launch"
 """Their name in messages."""
+
+EXTRA = steps.EXTRA.value
+"""Numbers that are kept for a point beside its coordinates."""
 
 MOST = 1 << 16
 """Sinkhorn steps in one launch, so that meetings of programs can be counted in 32 bits."""
@@ -25,6 +29,23 @@ def run_steps(
     factor: float, damping: list[float], count: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
     """The potential of the keys after `count` Sinkhorn steps from `start`."""
+    launch = _narrow if points[0].shape[-1] <= NARROW else _wide
+    for done in range(0, count, MOST):
+        halves = min(count - done, MOST) * (1 if symmetric else 2)
+        start = launch(points, logs, constants, start, factor, damping, halves, symmetric)
+    return start
+
+
+def fits(q: Tensor, k: Tensor) -> bool:
+    """Whether a device has room for the programs that take steps on these points."""
+    return q.shape[-1] <= NARROW or _wide_plan(q, k) is not None
+
+
+def _narrow(
+    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
+    factor: float, damping: list[float], halves: int, symmetric: bool,
+) -> Tensor:  # fmt: skip
+    """One launch for points of at most `NARROW` coordinates."""
     q, k = points
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, cuda = prod(batch), q.device.type == "cuda"
@@ -33,23 +54,81 @@ def run_steps(
         plan = plan._replace(programs=1)
     block = plan.columns * plan.group
     length = -(-m // block) * block + -(-n // block) * block
-    room = q.new_empty(problems * length * (d + programs.EXTRA.value), dtype=torch.float32)
+    room = q.new_empty(problems * length * (d + EXTRA), dtype=torch.float32)
     alone = plan.programs == 1
-    for done in range(0, count, MOST):
-        out = q.new_empty(*batch, n, dtype=torch.float32)
-        given = (*logs, *(constants or (None, None)), start)
-        counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
-        halves = min(count - done, MOST) * (1 if symmetric else 2)
-        programs.run[(problems * plan.programs,)](
-            q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, halves,
-            plan.programs, strides(q), strides(k),
-            *(None if x is None else strides(x) for x in given),
-            D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, ALONE=alone,
-            SHIFTED=bool(constants), SYMMETRIC=symmetric, num_warps=plan.warps,
-            maxnreg=REGISTERS, launch_cooperative_grid=not alone,
-        )  # fmt: skip
-        start = out
-    return start
+    out = q.new_empty(*batch, n, dtype=torch.float32)
+    given = (*logs, *(constants or (None, None)), start)
+    counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
+    steps.run[(problems * plan.programs,)](
+        q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, halves,
+        plan.programs, strides(q), strides(k), *map(_strides, given),
+        D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, ALONE=alone,
+        SHIFTED=bool(constants), SYMMETRIC=symmetric, num_warps=plan.warps,
+        maxnreg=REGISTERS, launch_cooperative_grid=not alone,
+    )  # fmt: skip
+    return out
+
+
+def _wide(
+    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
+    factor: float, damping: list[float], halves: int, symmetric: bool,
+) -> Tensor:  # fmt: skip
+    """One launch for wider points, on tensor cores."""
+    q, k = points
+    (*batch, m, d), n = q.shape, k.shape[-2]
+    problems, plan = prod(batch), _wide_plan(q, k)
+    if plan is None:
+        raise ValueError(f"{WHAT} on points of width {d} need a larger GPU. Take them one by one.")
+    split, padded = q.dtype not in HALF, padded_width(d)
+    operands: tuple[Any, ...]
+    if split:
+        found = survey(q, k, k, logs[1], points=True, values=False)
+        high, low = Halves.of(q, k, k, found, values=False)
+        operands, width = (*high[:2], *low[:2], found), padded
+    else:
+        q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in points)
+        operands, width = (q, k, q, k, None), d
+    tile, alone = plan.tile, plan.programs == 1
+    block = max(tile.rows, tile.columns)
+    sides = [-(-size // block) * block for size in (m, n)]
+    room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
+    divided = max(plan.parts) > 1
+    shared = q.new_empty(problems * 2 * SHARES * max(sides) if divided else 0, dtype=torch.float32)
+    blocks = sum(sides) // tile.rows
+    waits = not alone or divided
+    counters = q.new_zeros(problems * (1 + blocks) if waits else 0, dtype=torch.int32)
+    out = q.new_empty(*batch, n, dtype=torch.float32)
+    given = (*logs, *(constants or (None, None)), start)
+    wide_steps.run[(problems * plan.programs,)](
+        *operands, *given, out, room, shared, counters, m, n, q.shape[1], factor,
+        *damping, halves, plan.programs, *plan.parts, strides(operands[0]), strides(operands[1]),
+        *map(_strides, given),
+        D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, PARTS=SHARES, STAGES=tile.stages,
+        ALONE=alone, SPLIT=split, SHIFTED=bool(constants), SYMMETRIC=symmetric,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=plan.registers,
+        launch_cooperative_grid=not alone,
+    )  # fmt: skip
+    return out
+
+
+def _wide_plan(q: Tensor, k: Tensor) -> WidePlan | None:
+    """The plan for these points on their device; one program for each problem if interpreted."""
+    count, memory = 4, 1 << 20  # in the interpreter, so that shares are tested
+    if q.device.type == "cuda":
+        device = torch.cuda.get_device_properties(q.device)
+        count, memory = device.multi_processor_count, device.shared_memory_per_multiprocessor
+    problems = prod(torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]))
+    plan = wide_planned(
+        problems, q.shape[-2], k.shape[-2], padded_width(q.shape[-1]),
+        halves=1 if q.dtype in HALF else 2, processors=count, memory=memory,
+    )  # fmt: skip
+    if plan is None or q.device.type == "cuda":
+        return plan
+    return plan._replace(programs=1)
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...] | None:
+    return None if x is None else strides(x)
 
 
 @torch.library.custom_op("pushforward::sinkhorn_steps", mutates_args=())

@@ -10,24 +10,34 @@ from typing import Literal, NamedTuple
 NARROW = 4
 """Points and values of at most this width run on the ordinary arithmetic units."""
 
-Pass = Literal["forward", "queries", "keys"]
-"""The forward pass, and the gradients of queries and of keys."""
+Pass = Literal["forward", "log", "queries", "keys"]
+"""The forward pass, the same without values, and the gradients of queries and of keys."""
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, stages of its pipeline."""
+    """Queries and keys of a tile, warps of a program, stages of its pipeline.
+
+    And the registers that a thread may take at most, where fewer than it would make more programs
+    fit without being moved to memory.
+    """
 
     rows: int
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
-NARROW_TILES: dict[Pass, Tile] = {
-    "forward": Tile(16, 128, 4, 3),
-    "queries": Tile(16, 64, 4, 3),
-    "keys": Tile(32, 32, 4, 3),
+NARROW_TILES: dict[Pass, dict[int, Tile]] = {
+    "log": {NARROW: Tile(16, 128, 4, 3)},
+    "forward": {2: Tile(16, 128, 4, 3), NARROW: Tile(8, 128, 4, 3)},
+    "queries": {NARROW: Tile(8, 128, 4, 3)},
+    "keys": {2: Tile(64, 16, 4, 3, 128), 3: Tile(64, 16, 4, 3, 160), NARROW: Tile(32, 32, 4, 3)},
 }
+"""For at most `NARROW` coordinates, up to each width."""
+
+GROUP = 4
+"""Tiles of narrow points that are read one after another, so that addresses are computed once."""
 
 HALF_TILES: dict[Pass, dict[int, Tile]] = {
     "forward": {
@@ -36,33 +46,39 @@ HALF_TILES: dict[Pass, dict[int, Tile]] = {
         128: Tile(128, 64, 8, 2),
         256: Tile(64, 64, 8, 2),
     },
-    "queries": {64: Tile(64, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
-    "keys": {64: Tile(32, 64, 4, 3), 256: Tile(32, 64, 4, 2)},
+    "queries": {64: Tile(128, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
+    "keys": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 256: Tile(32, 64, 4, 2)},
 }
 """For points in half precision, up to each width."""
 
 SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
-    "forward": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 2)},
+    "log": {16: Tile(64, 128, 4, 3), 64: Tile(128, 128, 4, 2), 256: Tile(64, 32, 4, 2)},
+    "forward": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
     "queries": {64: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
     "keys": {64: Tile(32, 64, 4, 2), 256: Tile(32, 32, 4, 1)},
 }
 """For points in float32, which are split into halves."""
 
 
+HOPPER_WIDTHS = range(17, 65)
+"""Widths at which the kernel in Gluon is faster."""
+
+HOPPER_TILES = {0: Tile(128, 128, 4, 2), 1: Tile(256, 64, 4, 3), 2: Tile(128, 128, 4, 2)}
+"""Those of its modes, see `programs.wide.forward`: rows are those of two groups of warps."""
+
+
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
     """The tile for points of width `d` and values of width `e`."""
     width = max(d, e)
-    if width <= NARROW:
-        return NARROW_TILES[which]
-    tiles = (HALF_TILES if half else SPLIT_TILES)[which]
+    tables = NARROW_TILES if width <= NARROW else HALF_TILES if half else SPLIT_TILES
+    if which == "forward" and e == 0 and "log" in tables:
+        which = "log"
+    tiles = tables[which]
     return next(tile for widest, tile in tiles.items() if width <= widest)
 
 
 RADIAL_WIDTH = 8
 """The largest width of values of decaying sums, whose points have at most `NARROW` coordinates."""
-
-GROUP = 4
-"""Tiles that these read one after another, so that addresses are computed once."""
 
 Radial = Literal["sums", "gradient", "both"]
 """Decaying sums, the gradient in points, and both at once."""
@@ -114,3 +130,65 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
 
     _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
     return Plan(rows, 32 * warps, 2, warps, programs)
+
+
+class WidePlan(NamedTuple):
+    """A tile, programs on a processor and for a problem, shares of the columns of both sides."""
+
+    tile: Tile
+    resident: int
+    programs: int
+    parts: tuple[int, int]
+
+    @property
+    def registers(self) -> int:
+        """How many registers a thread may take, so that all of them fit."""
+        return min(255, 2048 // (self.resident * self.tile.warps) // 8 * 8)
+
+
+STEP_TILES: dict[int, tuple[Tile, int]] = {
+    16: (Tile(64, 128, 4, 3), 4),
+    32: (Tile(64, 128, 4, 2), 3),
+    64: (Tile(128, 128, 8, 2), 2),
+    128: (Tile(128, 64, 8, 2), 1),
+    256: (Tile(64, 64, 4, 2), 1),
+}
+"""Tiles of steps on wide points up to each width, and how many programs a processor holds."""
+
+SHARES = 16
+"""The largest number of shares."""
+
+
+def wide_planned(
+    problems: int, m: int, n: int, d: int, *, halves: int, processors: int, memory: int
+) -> WidePlan | None:
+    """The plan for points of width `d` on the device; None if no program fits a processor.
+
+    Columns are split among programs where rows are too few to keep all of them busy.
+
+    Args:
+        problems: how many there are.
+        m: rows of one side.
+        n: rows of the other side.
+        d: their width, a power of two.
+        halves: half-precision numbers for a coordinate, 1 or 2.
+        processors: how many the device has.
+        memory: bytes of the memory that programs of a processor share.
+    """
+    tile, resident = next(found for widest, found in STEP_TILES.items() if d <= widest)
+    longest = 1 << max(5, (max(m, n) - 1).bit_length())
+    tile = tile._replace(columns=min(tile.columns, longest))
+    needed = (tile.rows + tile.stages * tile.columns) * 2 * halves * d + 4096
+    resident = min(resident, memory // needed)
+    if resident == 0:
+        return None
+    programs = max(1, processors * resident // problems)
+
+    def shares(rows: int, columns: int) -> int:
+        blocks, most = -(-rows // tile.rows), max(1, columns // (2 * tile.columns))
+        load = lambda parts: -(-blocks * parts // programs) / parts * (1 + 0.02 * parts)
+        return min((2**k for k in range(5) if 2**k <= min(most, SHARES)), key=load)
+
+    parts = shares(m, n), shares(n, m)
+    units = max(-(-m // tile.rows) * parts[0], -(-n // tile.rows) * parts[1])
+    return WidePlan(tile, resident, min(programs, units), parts)

@@ -11,15 +11,19 @@ import triton.language as tl
 
 from .parts import (
     LATEST,
+    LN2,
     LOG2E,
     coordinates,
     end_of_keys,
+    has_small_scores,
     hidden,
+    highest_bias,
     numbers,
     placed,
     plus_dot,
     plus_weighted,
     problem,
+    queries_of_keys,
     share,
     zeros,
 )
@@ -70,24 +74,25 @@ def _forward_step(
 
 @triton.jit
 def forward(
-    q, k, v, b, times, ends, survey, out, peak, total, M, N, H, factor, sq, sk, sv, sb,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
-    ENDS: tl.constexpr, MODE: tl.constexpr,
+    q, k, v, b, times, ends, survey, out, peak, total, log_z, M, N, H, factor,
+    sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GROUP: tl.constexpr, ENDS: tl.constexpr, MODE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
     times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
-    scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
+    scores are so small that the highest bias serves as well: `MODE` 1 does them, 2 the others.
+    The log-integral follows if one program sees all keys (`WHOLE`).
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
     shift = 0.0
     if MODE > 0:
-        if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
+        if has_small_scores(survey, z, factor) != (MODE == 1):
             return
     if MODE == 1:
-        shift = tl.load(survey + 2 * z + 1)
+        shift = highest_bias(survey, z)
     last = end_of_keys(ends, z, N, ENDS)
     first, full, last = share(0, last, part, tl.num_programs(1), GROUP * BN)
     i0 = place * BM
@@ -119,9 +124,12 @@ def forward(
         weight = tl.exp2(m - tl.where(top == -float("inf"), 0.0, top)[:, None])
         s, sums = s * weight, _rescaled(sums, weight, E)
     count = tl.sum(s, 1)
+    top = tl.where(count == 0.0, -float("inf"), top)
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
-    tl.store(peak + row, tl.where(count == 0.0, -float("inf"), top), mask=rows)
+    tl.store(peak + row, top, mask=rows)
     tl.store(total + row, count, mask=rows)
+    if WHOLE:
+        tl.store(log_z + row, (top + tl.log2(count)) * LN2, mask=rows)
     count = tl.where(count == 0.0, 1.0, count)
     for e in tl.static_range(E):
         tl.store(out + row * E + e, tl.sum(sums[e], 1) / count, mask=rows)
@@ -146,7 +154,8 @@ def _queries_step(
 @triton.jit
 def backward_queries(
     q, k, v, b, times, ends, offset, g, slope, dq, M, N, H, factor, sq, sk, sv, sb, sg,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ENDS: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    ENDS: tl.constexpr,
 ):  # fmt: skip
     r"""$q'_i=s\sum_jS'_{ij}k_j$ with $S'_{ij}=P_{ij}(\langle g_i,v_j\rangle+c_i)$, for queries.
 
@@ -155,7 +164,7 @@ def backward_queries(
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
     last = end_of_keys(ends, z, N, ENDS)
-    first, full, last = share(0, last, part, tl.num_programs(1), BN)
+    first, full, last = share(0, last, part, tl.num_programs(1), GROUP * BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
@@ -170,11 +179,12 @@ def backward_queries(
         times += z.to(tl.int64) * (M + N)
         seen, told = tl.load(times + i, mask=rows, other=-1), times + M
     sums = zeros(D, BM, BN)
-    for j0 in tl.range(first, full, BN):
-        sums = _queries_step(
-            sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
-            D, E, BN, ENDS == 2, False,
-        )  # fmt: skip
+    for j0 in tl.range(first, full, GROUP * BN):
+        for turn in tl.static_range(GROUP):
+            sums = _queries_step(
+                sums, points, upstream, c, m, k, v, b, told, seen, j0 + turn * BN, last,
+                sk, sv, sb, D, E, BN, ENDS == 2, False,
+            )  # fmt: skip
     for j0 in tl.range(full, last, BN):
         sums = _queries_step(
             sums, points, upstream, c, m, k, v, b, told, seen, j0, last, sk, sv, sb,
@@ -212,8 +222,8 @@ def _keys_step(
 def backward_keys(
     q, k, v, b, times, starts, offset, g, slope, dk, dv, db,
     M, N, H, factor, sq, sk, sv, sb, sg,
-    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr,
-    POINTS: tl.constexpr, VALUES: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    ENDS: tl.constexpr, POINTS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here.
 
@@ -221,11 +231,9 @@ def backward_keys(
     """
     z, place, blocks = placed(N, BN)
     part = tl.program_id(1)
-    first = 0
-    if TIMED:
-        first = tl.load(starts + tl.program_id(0))
-    first, full, last = share(first, M, part, tl.num_programs(1), BM)
     j0 = place * BN
+    first, last = queries_of_keys(starts, z, j0, M, ENDS)
+    first, full, last = share(first, last, part, tl.num_programs(1), GROUP * BM)
     j = j0 + tl.arange(0, BN)
     rows = j < N
     points = coordinates(problem(k, z, H, sk), j0, N, sk, 1.0, D, BN, True)
@@ -234,20 +242,21 @@ def backward_keys(
     row = z.to(tl.int64) * M
     q, g, offset, slope = problem(q, z, H, sq), problem(g, z, H, sg), offset + row, slope + row
     seen, told = offset, 0
-    if TIMED:
+    if ENDS == 2:
         seen = times + z.to(tl.int64) * (M + N)
         told = tl.load(seen + M + j, mask=rows, other=LATEST)
     sum_k, sum_v = zeros(D, BN, BM), zeros(E, BN, BM)
     sum_b = tl.zeros([BN, BM], tl.float32)
-    for i0 in tl.range(first, full, BM):
-        sum_k, sum_v, sum_b = _keys_step(
-            sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, TIMED, POINTS, VALUES, False,
-        )  # fmt: skip
+    for i0 in tl.range(first, full, GROUP * BM):
+        for turn in tl.static_range(GROUP):
+            sum_k, sum_v, sum_b = _keys_step(
+                sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told,
+                i0 + turn * BM, last, factor, sq, sg, D, E, BM, ENDS == 2, POINTS, VALUES, False,
+            )  # fmt: skip
     for i0 in tl.range(full, last, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, TIMED, POINTS, VALUES, True,
+            factor, sq, sg, D, E, BM, ENDS == 2, POINTS, VALUES, True,
         )  # fmt: skip
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
     for d in tl.static_range(D if POINTS else 0):

@@ -6,6 +6,19 @@ import triton.language as tl
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 """Scores are in units of log 2, because the hardware has powers of 2."""
 
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+FIELDS: tl.constexpr = tl.constexpr(8)
+"""Numbers that a survey finds for a problem: the largest coordinates of queries, keys and values,
+their largest squared lengths, the highest bias, and where keys with mass end."""
+
+LONGEST: tl.constexpr = tl.constexpr(3)
+HIGHEST: tl.constexpr = tl.constexpr(6)
+END: tl.constexpr = tl.constexpr(7)
+
+BOUND: tl.constexpr = tl.constexpr(60.0)
+"""Up to this size of the scores, in base 2, weights need no maximum: their sums stay in range."""
+
 LATEST: tl.constexpr = tl.constexpr(2147483647)
 """The time of a key that no query sees."""
 
@@ -114,14 +127,75 @@ def hidden(scores, queries, keys):
 
 
 @triton.jit
+def finite(top):
+    """The shift of scores whose largest is `top`: 0 where there is no mass."""
+    return tl.where(top == -float("inf"), 0.0, top)
+
+
+@triton.jit
+def in_range(sums):
+    """Whether all sums of weights lie between 2^-60 and 2^60, so that no maximum was needed.
+
+    A single weight is no larger than its sum, and those below 2^-126 are too small to matter.
+    """
+    fits = (sums > 8.673617379884035e-19) & (sums < 1.152921504606847e18)
+    return tl.min(fits.to(tl.int32), 0) == 1
+
+
+@triton.jit
 def end_of_keys(ends, z, N, ENDS: tl.constexpr):
-    """Where the keys end: for all, for problem `z` (`ENDS` 1), or for this program (2)."""
+    """Where the keys end: for all, by a survey (`ENDS` 1), or for this program (2)."""
     last = N
     if ENDS == 1:
-        last = tl.load(ends + z)
+        last = tl.load(ends + z * FIELDS + END)
     if ENDS == 2:
         last = tl.load(ends + tl.program_id(0))
     return last
+
+
+@triton.jit
+def queries_of_keys(starts, z, j0, M, ENDS: tl.constexpr):
+    """The range of queries that may see a block of keys from `j0` on; none sees keys at the end.
+
+    `ENDS` is as in `end_of_keys`; for times `starts` holds the first query of each block.
+    """
+    first, last = 0, M
+    if ENDS == 1:
+        last = tl.where(j0 < tl.load(starts + z * FIELDS + END), M, 0)
+    if ENDS == 2:
+        first = tl.load(starts + tl.program_id(0))
+    return first, last
+
+
+@triton.jit
+def has_small_scores(survey, z, factor):
+    r"""Whether $|s||q_i||k_j|$ is at most `BOUND` in base 2, by the largest lengths."""
+    longest = survey + z * FIELDS + LONGEST
+    q = tl.sqrt(tl.load(longest).to(tl.float32, bitcast=True))
+    k = tl.sqrt(tl.load(longest + 1).to(tl.float32, bitcast=True))
+    return tl.abs(factor) * LOG2E * (q * k) <= BOUND
+
+
+@triton.jit
+def highest_bias(survey, z):
+    """The highest bias of a problem in base 2, up to its last bit; 0 if there is no mass."""
+    kept = tl.load(survey + z * FIELDS + HIGHEST)
+    ordered = (kept - 0x40000000) << 1
+    bits = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered)
+    return tl.where(kept == 0, 0.0, bits.to(tl.float32, bitcast=True) * LOG2E)
+
+
+@triton.jit
+def exponent_of_halves(bits):
+    r"""$e$ with which numbers are multiplied by $2^e$ before they are split into halves."""
+    return tl.minimum(tl.maximum(141 - ((bits >> 23) & 255), -112), 112)
+
+
+@triton.jit
+def scale_of_halves(survey, z, which):
+    r"""$2^{-e}$ of the queries (0), keys (1) or values (2)."""
+    exponent = exponent_of_halves(tl.load(survey + z * FIELDS + which))
+    return ((127 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit

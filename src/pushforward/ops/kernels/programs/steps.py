@@ -10,18 +10,22 @@ rows: queries in one half-step, keys in the next. Between two half-steps the pro
 wait for each other; one that is alone with its problem need not.
 
 The log-integral of a row changes little from step to step. So the last one replaces the largest
-score, and a pair costs a multiply-add for each coordinate, two additions and an exponential. If
-the sum leaves a safe range, the block is done again with its largest scores.
+score, and a pair costs a multiply-add for each coordinate, an exponential and an addition; another
+addition where the rows of a block differ much. If a sum leaves a safe range, the block is done
+again with its largest scores.
 """
 
 import triton
 import triton.language as tl
 
-from .parts import LOG2E, coordinates, numbers, plus_dot, problem
+from .parts import LN2, LOG2E, coordinates, numbers, plus_dot, problem
 
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-SAFE: tl.constexpr = tl.constexpr(2.0**60)
+SAFE: tl.constexpr = tl.constexpr(2.0**80)
 """Sums between `1 / SAFE` and `SAFE` lost nothing: terms that vanished are below 2^-126."""
+
+SPREAD: tl.constexpr = tl.constexpr(100.0)
+"""Rows whose last log-integrals lie this close take their middle as common shift. That saves one
+addition a pair."""
 
 EXTRA: tl.constexpr = tl.constexpr(5)
 """Numbers kept for a point beside its coordinates: bias, log-integral, log-weight, constant,
@@ -29,7 +33,7 @@ potential, all in base 2."""
 
 
 @triton.jit
-def _copied(
+def copied(
     side, x, logs, constants, start, z, H, M, length, factor, sx, sl, sc, first, stride,
     D: tl.constexpr, STARTED: tl.constexpr, SHIFTED: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -54,8 +58,11 @@ def _copied(
 
 
 @triton.jit
-def _met(counter, target, ALONE: tl.constexpr):
-    """Wait until all programs of a problem are here; what they wrote can be read afterwards."""
+def met(counter, target, ALONE: tl.constexpr):
+    """Wait until all programs of a problem are here; what they wrote can be read afterwards.
+
+    The read that acquires also drops old lines from the cache of its processor.
+    """
     tl.debug_barrier()
     if not ALONE:
         tl.atomic_add(counter, 1, sem="release", scope="gpu")
@@ -65,41 +72,59 @@ def _met(counter, target, ALONE: tl.constexpr):
 
 
 @triton.jit
-def _columns(columns, length, j0, D: tl.constexpr, BN: tl.constexpr, ALONE: tl.constexpr):
-    """Coordinates and biases of some columns; the cache of a processor may hold old biases."""
+def renewed(
+    rows, columns, i, length, integral, kept, tau, D: tl.constexpr, SYMMETRIC: tl.constexpr
+):
+    """The potential of some rows by their log-integral, stored with its bias and what is kept."""
+    at = rows + D * length + i
+    log, constant = tl.load(at + 2 * length), tl.load(at + 3 * length)
+    value = constant - tau * integral
+    if SYMMETRIC:
+        value = (tl.load(columns + (D + 4) * length + i) + value) / 2
+        tl.store(at + 4 * length, value)
+    tl.store(at, tl.where(log == -float("inf"), log, log + value))
+    tl.store(at + length, kept)
+    return value
+
+
+@triton.jit
+def _columns(columns, length, j0, D: tl.constexpr, BN: tl.constexpr):
+    """Coordinates and biases of some columns."""
     at = columns + j0 + tl.arange(0, BN)
     others = ()
     for d in tl.static_range(D):
         others = others + (tl.load(at + d * length),)
-    if ALONE:
-        return others, tl.load(at + D * length)
-    return others, tl.load(at + D * length, cache_modifier=".cg")
+    return others, tl.load(at + D * length)
 
 
 @triton.jit
 def _relative_sums(
     points, shift, columns, length,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, ALONE: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums of exponentials relative to a given shift of each row."""
+    """Sums of exponentials relative to a shift of each row, or of all of them (`EVEN`)."""
     s = tl.zeros([BM, BN], tl.float32)
     for j0 in tl.range(0, length, GROUP * BN):
         for g in tl.static_range(GROUP):
-            others, bias = _columns(columns, length, j0 + g * BN, D, BN, ALONE)
-            s += tl.exp2(plus_dot(bias[None, :] - shift[:, None], points, others, D))
+            others, bias = _columns(columns, length, j0 + g * BN, D, BN)
+            if EVEN:
+                t = (bias - shift)[None, :]
+            else:
+                t = bias[None, :] - shift[:, None]
+            s += tl.exp2(plus_dot(t, points, others, D))
     return tl.sum(s, 1)
 
 
 @triton.jit
 def _largest(
     points, columns, length,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, ALONE: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """The largest score of each row, or 0 if there is none."""
     m = tl.full([BM, BN], -float("inf"), tl.float32)
     for j0 in tl.range(0, length, GROUP * BN):
         for g in tl.static_range(GROUP):
-            others, bias = _columns(columns, length, j0 + g * BN, D, BN, ALONE)
+            others, bias = _columns(columns, length, j0 + g * BN, D, BN)
             m = tl.maximum(m, plus_dot(bias[None, :], points, others, D))
     top = tl.max(m, 1)
     return tl.where(top == -float("inf"), 0.0, top)
@@ -124,19 +149,19 @@ def run(
     rows, columns = room, room + m_room * (D + EXTRA)
     counter = counters + z
     for first in tl.range(part * STEP, m_room, programs * STEP):
-        _copied(
+        copied(
             rows, q, log_a, constant_a, start, z, H, M, m_room, factor * LOG2E, sq, sla, sca,
             first, ss, D, False, SHIFTED, STEP,
         )  # fmt: skip
     for first in tl.range(part * STEP, n_room, programs * STEP):
-        _copied(
+        copied(
             columns, k, log_b, constant_b, start, z, H, N, n_room, 1.0, sk, slb, scb,
             first, ss, D, True, SHIFTED, STEP,
         )  # fmt: skip
     count, length, others_length = M, m_room, n_room
     tau, other_tau, other_count = tau_a, tau_b, N
     target = programs
-    _met(counter, target, ALONE)
+    met(counter, target, ALONE)
     for half in tl.range(0, halves):
         for i0 in tl.range(part * BM, count, programs * BM):
             i = i0 + tl.arange(0, BM)
@@ -144,33 +169,35 @@ def run(
             points = ()
             for d in tl.static_range(D):
                 points = points + (tl.load(at + d * length),)
-            log, constant = tl.load(at + (D + 2) * length), tl.load(at + (D + 3) * length)
             shift = tl.zeros([BM], tl.float32)
             total = tl.zeros([BM], tl.float32)
             safe = 0
             if half >= 2:
                 shift = tl.load(at + (D + 1) * length)
-                total = _relative_sums(
-                    points, shift, columns, others_length, D, BM, BN, GROUP, ALONE
-                )
+                low, high = tl.min(shift, 0), tl.max(shift, 0)
+                if high - low < SPREAD:
+                    middle = (low + high) / 2
+                    shift = tl.zeros([BM], tl.float32) + middle
+                    total = _relative_sums(
+                        points, middle, columns, others_length, D, BM, BN, GROUP, True
+                    )
+                else:
+                    total = _relative_sums(
+                        points, shift, columns, others_length, D, BM, BN, GROUP, False
+                    )
                 near = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
                 safe = tl.min(near.to(tl.int32), 0)
             if safe == 0:
-                shift = _largest(points, columns, others_length, D, BM, BN, GROUP, ALONE)
+                shift = _largest(points, columns, others_length, D, BM, BN, GROUP)
                 total = _relative_sums(
-                    points, shift, columns, others_length, D, BM, BN, GROUP, ALONE
+                    points, shift, columns, others_length, D, BM, BN, GROUP, False
                 )
             integral = shift + tl.log2(total)
-            value = constant - tau * integral
-            if SYMMETRIC:
-                value = (tl.load(columns + (D + 4) * length + i) + value) / 2
-                tl.store(at + (D + 4) * length, value)
-            tl.store(at + D * length, tl.where(log == -float("inf"), log, log + value))
-            tl.store(at + (D + 1) * length, integral)
+            value = renewed(rows, columns, i, length, integral, integral, tau, D, SYMMETRIC)
             final = (i < count) & (half == halves - 1)
             tl.store(out + z.to(tl.int64) * N + i, value * LN2, mask=final)
         target += programs
-        _met(counter, target, ALONE)
+        met(counter, target, ALONE)
         rows, columns = columns, rows
         count, other_count = other_count, count
         length, others_length = others_length, length

@@ -1,65 +1,213 @@
-"""Kernels that read each point once: how large everything is, and halves of numbers."""
+r"""Kernels that read or write each point once: surveys, halves, what goes upstream, merged parts.
+
+A survey finds, for each problem, `FIELDS` whole numbers. They grow with what they stand for, so
+their largest can be found by atomic operations, in any order, and 0 means that nothing was there.
+"""
 
 import triton
 import triton.language as tl
 
-from .parts import block, numbers, placed, problem
+from .parts import (
+    END,
+    FIELDS,
+    HIGHEST,
+    LN2,
+    LONGEST,
+    block,
+    exponent_of_halves,
+    numbers,
+    placed,
+    problem,
+)
 
 
 @triton.jit
-def points(
-    x, largest, longest, N, H, sx,
+def _surveyed(
+    x, largest, longest, first, length, stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The largest coordinate and the largest squared length of the points of each problem."""
-    z, place, _ = placed(N, SIZE * STEPS)
-    x = problem(x, z, H, sx)
+    """Add some points to what is known: the largest coordinate and squared length."""
     most = tl.zeros([SIZE], tl.float32)
-    length = tl.zeros([SIZE], tl.float32)
-    for step in tl.range(0, STEPS):
-        start = (place * STEPS + step) * SIZE
-        some = block(x, start, N, sx, WIDTH, PADDED, SIZE, True).to(tl.float32)
+    square = tl.zeros([SIZE], tl.float32)
+    for step in tl.static_range(STEPS):
+        start = first + step * SIZE
+        some = block(x, start, length, stride, WIDTH, PADDED, SIZE, True).to(tl.float32)
         most = tl.maximum(most, tl.max(tl.abs(some), 1))
-        length = tl.maximum(length, tl.sum(some * some, 1))
-    tl.atomic_max(largest + z, tl.max(most, 0))
-    tl.atomic_max(longest + z, tl.max(length, 0))
+        square = tl.maximum(square, tl.sum(some * some, 1))
+    tl.atomic_max(largest, tl.max(most, 0).to(tl.int32, bitcast=True))
+    tl.atomic_max(longest, tl.max(square, 0).to(tl.int32, bitcast=True))
 
 
 @triton.jit
-def bias(b, highest, ends, N, H, sb, SIZE: tl.constexpr, STEPS: tl.constexpr):
-    """The largest bias of each problem, and where its last atom with mass ends."""
-    z, place, _ = placed(N, SIZE * STEPS)
-    b = problem(b, z, H, sb)
-    most = tl.full([SIZE], -float("inf"), tl.float32)
-    end = tl.zeros([SIZE], tl.int32)
-    for step in tl.range(0, STEPS):
-        start = (place * STEPS + step) * SIZE
-        some = numbers(b, start, N, sb[2], -float("inf"), SIZE, True)
-        most = tl.maximum(most, some)
-        after = start + 1 + tl.arange(0, SIZE)
-        end = tl.maximum(end, tl.where(some == -float("inf"), 0, after))
-    tl.atomic_max(highest + z, tl.max(most, 0))
-    tl.atomic_max(ends + z, tl.max(end, 0))
+def survey(
+    q, k, v, b, found, M, N, H, sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr,
+    D_PAD: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """How large queries, keys and values are, the highest bias, and where keys with mass end.
+
+    The bits of a positive number grow with it. Those of a bias are put in order, lose the last one
+    and become positive.
+    """
+    z, place, _ = placed(tl.maximum(M, N), SIZE * STEPS)
+    found += z * FIELDS
+    first = place * SIZE * STEPS
+    if D > 0 and first < M:
+        _surveyed(
+            problem(q, z, H, sq), found, found + LONGEST, first, M, sq, D, D_PAD, SIZE, STEPS
+        )
+    if first < N:
+        if D > 0:
+            _surveyed(
+                problem(k, z, H, sk), found + 1, found + LONGEST + 1, first, N, sk, D, D_PAD,
+                SIZE, STEPS,
+            )  # fmt: skip
+        if E > 0:
+            _surveyed(
+                problem(v, z, H, sv), found + 2, found + LONGEST + 2, first, N, sv, E, E_PAD,
+                SIZE, STEPS,
+            )  # fmt: skip
+        b = problem(b, z, H, sb)
+        most = tl.full([SIZE], -float("inf"), tl.float32)
+        end = tl.zeros([SIZE], tl.int32)
+        for step in tl.static_range(STEPS):
+            start = first + step * SIZE
+            some = numbers(b, start, N, sb[2], -float("inf"), SIZE, True)
+            most = tl.maximum(most, some)
+            end = tl.maximum(
+                end, tl.where(some == -float("inf"), 0, start + 1 + tl.arange(0, SIZE))
+            )
+        bits = tl.max(most, 0).to(tl.int32, bitcast=True)
+        ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        last = tl.max(end, 0)
+        tl.atomic_max(found + HIGHEST, tl.where(last > 0, (ordered >> 1) + 0x40000000, 0))
+        tl.atomic_max(found + END, last)
 
 
 @triton.jit
-def halves(
-    x, largest, high, low, back, N, H, sx,
+def _halved(
+    x, high, low, bits, z, start, N, H, sx,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    r"""$x=2^{-e}(x_h+x_l)$ in float16, the largest coordinate between 2^14 and 2^15.
-
-    $2^{-e}$ is made from the exponent in the bits of the largest coordinate.
-    """
-    z, place, _ = placed(N, SIZE)
-    exponent = (tl.load(largest + z).to(tl.int32, bitcast=True) >> 23) & 255
-    exponent = tl.minimum(tl.maximum(141 - exponent, -112), 112)
-    start = place * SIZE
+    """Write the halves of some points."""
     some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
-    y = some * ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+    y = some * ((exponent_of_halves(bits) + 127) << 23).to(tl.float32, bitcast=True)
     h = y.to(tl.float16)
     i = start + tl.arange(0, SIZE)
     at = ((z.to(tl.int64) * N + i) * PADDED)[:, None] + tl.arange(0, PADDED)[None, :]
     tl.store(high + at, h, mask=(i < N)[:, None])
     tl.store(low + at, (y - h.to(tl.float32)).to(tl.float16), mask=(i < N)[:, None])
-    tl.store(back + z, ((127 - exponent) << 23).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def halves(
+    q, k, v, q_high, q_low, k_high, k_low, v_high, v_low, found, M, N, H, sq, sk, sv,
+    D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    r"""$x=2^{-e}(x_h+x_l)$ in float16, the largest coordinate between 2^14 and 2^15."""
+    z, place, _ = placed(tl.maximum(M, N), SIZE)
+    start = place * SIZE
+    found += z * FIELDS
+    if start < M:
+        _halved(q, q_high, q_low, tl.load(found), z, start, M, H, sq, D, D_PAD, SIZE)
+    if start < N:
+        _halved(k, k_high, k_low, tl.load(found + 1), z, start, N, H, sk, D, D_PAD, SIZE)
+        if E > 0:
+            _halved(v, v_high, v_low, tl.load(found + 2), z, start, N, H, sv, E, E_PAD, SIZE)
+
+
+@triton.jit
+def columns(
+    x, y, x_columns, y_columns, N, H, length, sx, sy,
+    D: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Copy points `x` and `y` so that each coordinate is a row of its own."""
+    z, place, _ = placed(N, SIZE)
+    i = place * SIZE + tl.arange(0, SIZE)
+    x, y = problem(x, z, H, sx), problem(y, z, H, sy)
+    x_columns += z.to(tl.int64) * length * D
+    y_columns += z.to(tl.int64) * length * E
+    at = i.to(tl.int64)
+    for d in tl.static_range(D):
+        value = tl.load(x + at * sx[2] + d * sx[3], mask=i < N, other=0.0)
+        tl.store(x_columns + d * tl.cast(length, tl.int64) + i, value, mask=i < N)
+    for e in tl.static_range(E):
+        value = tl.load(y + at * sy[2] + e * sy[3], mask=i < N, other=0.0)
+        tl.store(y_columns + e * tl.cast(length, tl.int64) + i, value, mask=i < N)
+
+
+@triton.jit
+def upstream(
+    out, peak, total, d_out, d_log, g, slope, offset, M, H, so, sl,
+    E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, DIVIDE: tl.constexpr,
+    NEGATIVE: tl.constexpr,
+):  # fmt: skip
+    r"""What each query hands on in the backward pass: a gradient, a summand, an offset of scores.
+
+    With $c=\ell'-\langle o',o\rangle$ they are $o'$, $c$ and the log-integral; or, with `DIVIDE`,
+    $o'$ and $c$ over the total, and the largest score; `NEGATIVE` gives $-c$. A query that sees no
+    mass hands on zeros, and its weights relative to infinity are zeros.
+    """
+    z, place, _ = placed(M, SIZE)
+    i = place * SIZE + tl.arange(0, SIZE)
+    there = i < M
+    row = z.to(tl.int64) * M + i
+    top = tl.load(peak + row, mask=there, other=-float("inf"))
+    sums = tl.load(total + row, mask=there, other=1.0)
+    seen = top != -float("inf")
+    sums = tl.where(seen, sums, 1.0)
+    c = tl.load(problem(d_log, z, H, sl) + i.to(tl.int64) * sl[2], mask=there, other=0.0)
+    c = c.to(tl.float32)
+    if E > 0:
+        mine = block(problem(d_out, z, H, so), place * SIZE, M, so, E, E_PAD, SIZE, True)
+        mine = tl.where(seen[:, None], mine, 0.0)
+        e = tl.arange(0, E_PAD)
+        at, mask = row[:, None] * E + e[None, :], there[:, None] & (e < E)[None, :]
+        mean = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
+        wide = mine.to(tl.float32)
+        c -= tl.sum(wide * mean, 1)
+        if DIVIDE:
+            wide = wide / sums[:, None]
+        tl.store(g + at, wide.to(g.dtype.element_ty), mask=mask)
+    c = tl.where(seen, c, 0.0)
+    if DIVIDE:
+        c = c / sums
+    else:
+        top += tl.log2(sums)
+    if NEGATIVE:
+        c = -c
+    tl.store(slope + row, c, mask=there)
+    tl.store(offset + row, tl.where(seen, top, float("inf")), mask=there)
+
+
+@triton.jit
+def merge(
+    parts_out, parts_peak, parts_total, out, peak, total, log_z, rows, PARTS,
+    E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The result of several programs, each of which has seen some of the keys."""
+    i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    there = i < rows
+    top = tl.full([SIZE], -float("inf"), tl.float32)
+    for part in tl.range(0, PARTS):
+        at = part * rows + i
+        top = tl.maximum(top, tl.load(parts_peak + at, mask=there, other=-float("inf")))
+    base = tl.where(top == -float("inf"), 0.0, top)
+    e = tl.arange(0, E_PAD)
+    inside = there[:, None] & (e < E)[None, :]
+    sums = tl.zeros([SIZE], tl.float32)
+    mean = tl.zeros([SIZE, E_PAD], tl.float32)
+    for part in tl.range(0, PARTS):
+        at = part * rows + i
+        shift = tl.load(parts_peak + at, mask=there, other=-float("inf")) - base
+        weight = tl.load(parts_total + at, mask=there, other=0.0) * tl.exp2(shift)
+        sums += weight
+        if E > 0:
+            values = tl.load(parts_out + at[:, None] * E + e[None, :], mask=inside, other=0.0)
+            mean += weight[:, None] * values
+    tl.store(peak + i, top, mask=there)
+    tl.store(total + i, sums, mask=there)
+    tl.store(log_z + i, (top + tl.log2(sums)) * LN2, mask=there)
+    if E > 0:
+        mean = mean / tl.where(sums == 0.0, 1.0, sums)[:, None]
+        tl.store(out + i[:, None] * E + e[None, :], mean.to(out.dtype.element_ty), mask=inside)

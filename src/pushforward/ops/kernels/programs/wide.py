@@ -12,14 +12,18 @@ import triton.language as tl
 
 from .parts import (
     LATEST,
+    LN2,
     LOG2E,
     block,
     end_of_keys,
+    finite,
     hidden,
+    in_range,
     numbers,
     placed,
     problem,
     product,
+    scale_of_halves,
     share,
 )
 
@@ -49,7 +53,7 @@ def _step(
     old = one
     if MODE != 1:
         top = tl.maximum(m, tl.max(t, 1))
-        base = tl.where(top == -float("inf"), 0.0, top)
+        base = finite(top)
         scale = tl.exp2(m - base)
         old = scale[:, None]
         t, s, m = t - base[:, None], s * scale, top
@@ -70,36 +74,39 @@ def _step(
 
 @triton.jit
 def forward(
-    q, k, v, b, q_low, k_low, v_low, exponents, times, ends, survey, out, peak, total,
+    q, k, v, b, q_low, k_low, v_low, times, ends, survey, out, peak, total, log_z,
     M, N, H, factor, one, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
-    MODE: tl.constexpr, SPLIT: tl.constexpr,
+    MODE: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
-    times. The shift is the largest score, in `MODE` 0. A survey may have found problems whose
-    scores are so small that the largest bias serves as well: `MODE` 1 does them, 2 the others.
-    `exponents` are the powers of 2 that scale back halves of scores and of values. `one` is 1,
-    which the compiler must not know: it would join the sums of all blocks to one chain.
+    times. The shift is the largest score, in `MODE` 0. In `MODE` 1 it is the largest score of a
+    block of queries and the first keys, so nothing is compared any more. Where a sum of weights
+    then leaves 2^-60 to 2^60, `MODE` 2 repeats the block as `MODE` 0 does.
+    `EVEN` says that blocks divide the keys, so nothing needs a mask; a second loop for the last
+    block would keep the compiler from running products of tensor cores together.
+    The log-integral follows if one program sees all keys (`WHOLE`). `one` is 1, which the compiler
+    must not know: it would join the sums of all blocks to one chain.
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
-    shift = 0.0
-    if MODE > 0:
-        if (tl.load(survey + 2 * z) > 0.0) != (MODE == 1):
-            return
-    if MODE == 1:
-        shift = tl.load(survey + 2 * z + 1)
-    factor *= LOG2E
-    if SPLIT:
-        factor *= tl.load(exponents + 2 * z)
-    last = end_of_keys(ends, z, N, ENDS)
-    first, full, last = share(0, last, part, tl.num_programs(1), BN)
     i0 = place * BM
     i = i0 + tl.arange(0, BM)
     rows = i < M
+    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
+    if MODE == 2:
+        if in_range(tl.load(total + row, mask=rows, other=1.0)):
+            return
+    factor *= LOG2E
+    if SPLIT:
+        factor *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
+    last = end_of_keys(ends, z, N, ENDS)
+    if EVEN:
+        last = tl.cdiv(last, BN) * BN
+    first, _, last = share(0, last, part, tl.num_programs(1), BN)
     qs = block(problem(q, z, H, sq), i0, M, sq, D, D_PAD, BM, True)
     qs_low = qs
     if SPLIT:
@@ -110,30 +117,36 @@ def forward(
     if ENDS == 2:
         times += z.to(tl.int64) * (M + N)
         seen, told = tl.load(times + i, mask=rows, other=-1), times + M
+    shift = 0.0
+    if MODE == 1:
+        ks = block(k, first, last, sk, D, D_PAD, BN, True)
+        ks_low = ks
+        if SPLIT:
+            ks_low = block(k_low, first, last, sk, D, D_PAD, BN, True)
+        bias = numbers(b, first, last, sb[2], -float("inf"), BN, True) * LOG2E
+        t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
+        shift = finite(tl.max(tl.max(t, 1), 0))
     m = tl.full([BM], -float("inf"), tl.float32)
     s = tl.zeros([BM], tl.float32)
     mean = tl.zeros([BM, E_PAD], tl.float32)
-    for j0 in tl.range(first, full, BN, num_stages=STAGES):
+    for j0 in tl.range(first, last, BN, num_stages=STAGES):
         m, s, mean = _step(
             m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
-            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, False,
-        )  # fmt: skip
-    for j0 in tl.range(full, last, BN):
-        m, s, mean = _step(
-            m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
-            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, True,
+            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, not EVEN,
         )  # fmt: skip
     if MODE == 1:
         m = tl.zeros([BM], tl.float32) + shift
-    row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * M + i
     count = tl.where(s == 0.0, 1.0, s)
     if E > 0:
         mean = mean / count[:, None]
         if SPLIT:
-            mean *= tl.load(exponents + 2 * z + 1)
+            mean *= scale_of_halves(survey, z, 2)
             s *= 0.000244140625
         e = tl.arange(0, E_PAD)
         at = out + row[:, None] * E + e[None, :]
         tl.store(at, mean.to(out.dtype.element_ty), mask=rows[:, None] & (e < E)[None, :])
-    tl.store(peak + row, tl.where(s == 0.0, -float("inf"), m), mask=rows)
+    m = tl.where(s == 0.0, -float("inf"), m)
+    tl.store(peak + row, m, mask=rows)
     tl.store(total + row, s, mask=rows)
+    if WHOLE:
+        tl.store(log_z + row, (m + tl.log2(s)) * LN2, mask=rows)

@@ -1,0 +1,102 @@
+"""When the forward pass runs in Gluon, on GPUs of compute capability 9.0, and its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+from ..._tools.precision import HALF
+from ._problem import padded_width, strides
+from ._split import processors
+from ._tiles import HOPPER_TILES, HOPPER_WIDTHS
+
+ALIGNED = 8
+"""Strides of points in half precision are multiples of this, as the copying unit needs them."""
+
+REGISTERS = {"maxnreg": 168, "REGISTERS": 240}
+"""Registers of a thread at the start, and of those that multiply afterwards."""
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether kernels in Gluon run here: it is an experiment of Triton, so the version counts."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) == (9, 0)
+        and triton.__version__.startswith("3.6.")
+        and not knobs.runtime.interpret
+    )
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
+    """Whether the kernel is there for these points and fills the device, so that it is faster."""
+    width = max(q.shape[-1], v.shape[-1])
+    return (
+        q.dtype in HALF
+        and width in HOPPER_WIDTHS
+        and v.shape[-1] > 0
+        and 0 < k.shape[-2] < 1 << 30
+        and bias.stride(-1) in (0, 1)
+        and available(q.device)
+        and all(map(_copied, (q, k, v)))
+        and prod(q.shape[:2]) * -(-q.shape[2] // HOPPER_TILES[1].rows) >= processors(q.device)
+    )
+
+
+def forward(
+    points: tuple[Tensor, Tensor, Tensor], bias: Tensor, ends: Tensor | None, factor: float,
+    result: Sequence[Tensor], mode: int,
+) -> None:  # fmt: skip
+    """Launch `programs.hopper.forward`, which fills average, shift, sum and log-integral."""
+    from .programs import hopper
+
+    q, k, v = points
+    (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
+    tile = HOPPER_TILES[mode]
+    rows = tile.rows // 2  # of each group
+    hopper.forward[(-(-m // tile.rows) * b * h,)](
+        _described(q, rows), _described(k, tile.columns), _described(v, tile.columns),
+        bias, ends, *result, m, n, h, factor, strides(bias)[:2],
+        STRIDE=bias.stride(-1), E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
+        ROWS=rows, BN=tile.columns, STAGES=tile.stages, MODE=mode,
+        num_warps=tile.warps, **REGISTERS,
+    )  # fmt: skip
+
+
+def _steps(x: Tensor) -> list[int]:
+    """Strides, and an aligned number where there is no second entry."""
+    return [s if size > 1 else ALIGNED for s, size in zip(x.stride(), x.shape[:-1], strict=False)]
+
+
+def _copied(x: Tensor) -> bool:
+    """Whether the copying unit reads these points where they are."""
+    return (
+        x.stride(-1) == 1
+        and x.data_ptr() % 16 == 0
+        and all(s > 0 and s % ALIGNED == 0 for s in _steps(x))
+    )
+
+
+def _described(x: Tensor, rows: int) -> Any:
+    """Points and the block of `rows` of them that is copied at once."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    block = [1, 1, rows, padded_width(x.shape[-1])]
+    return TensorDescriptor(x, list(x.shape), [*_steps(x), 1], block, _layout(x.dtype, *block[2:]))
+
+
+@cache
+def _layout(dtype: torch.dtype, rows: int, width: int) -> Any:
+    """How a block lies in shared memory."""
+    from triton.experimental.gluon import language as gl
+
+    element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], element)
