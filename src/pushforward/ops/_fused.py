@@ -85,7 +85,7 @@ def swept(side: Side, bias: Tensor) -> Three:
 
 def pulled(
     side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
-) -> Three:
+) -> list[Tensor | None]:
     """What scores hand on, see `_operators.pulled`."""
     return _operators.pulled(fused_sweep_backward, side, bias, record, c, factors, wanted)
 

@@ -17,7 +17,7 @@ Pair = tuple[Tensor, Tensor]
 """A tensor of the queries and one of the keys."""
 
 Three = tuple[Tensor, Tensor, Tensor]
-"""A log-integral and its two summands; or gradients in queries, keys and bias."""
+"""A log-integral and its two summands."""
 
 MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
@@ -96,7 +96,7 @@ def swept(forward: Any, side: Side, bias: Tensor) -> Three:
 def pulled(
     backward: Any, side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None,
     wanted: list[bool],
-) -> Three:  # fmt: skip
+) -> list[Tensor | None]:  # fmt: skip
     r"""What scores hand on: gradients in queries, keys and bias, by a backward pass.
 
     With weights $P_{ij}=e^{S_{ij}-\ell_i}$, the gradient in the scores is
@@ -109,16 +109,16 @@ def pulled(
         record: $\ell$ as two summands. A query whose first is minus infinity is left out.
         c: $c$.
         factors: $x,v$; None for zeros.
-        wanted: which gradients; those that are not wanted may be zeros.
+        wanted: which gradients; None stands for the others.
     """
     x, v = map(side.points, factors or (side.q[..., :0], side.k[..., :0]))
     outputs = [torch.zeros_like(x), *map(side.rows, record)]
     inputs = [side.q, side.k, v, side.rows(bias)]
-    of_queries, of_keys, of_bias = wanted
     dq, dk, _, db = backward(
-        inputs, *side.clock, outputs, [x, side.rows(c)], [of_queries, of_keys, False, of_bias]
+        inputs, *side.clock, outputs, [x, side.rows(c)], [*wanted[:2], False, wanted[2]]
     )
-    return side.outside(side.scale * dq), side.outside(dk), side.outside(db)
+    grads = zip((side.scale * dq, dk, db), wanted, strict=True)
+    return [side.outside(g) if want else None for g, want in grads]
 
 
 def register_gradients(forward: Any, backward: Any, what: str) -> None:

@@ -33,6 +33,7 @@ A symmetric step is $G^t=(G^{t-1}+F^t)/2$, and has no $Q^t$.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,8 +88,10 @@ class Steps:
     def pulled(
         self, side: int, kept: tuple[Tensor, Pair], c: Tensor, factors: Pair | None,
         wanted: list[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> list[Any]:  # fmt: skip
         r"""What weights $P$ (side 0) or $Q$ (side 1) hand on to queries, keys and their bias.
+
+        None stands for what is not wanted.
 
         Args:
             side: which.
@@ -102,7 +105,7 @@ class Steps:
         *found, of_bias = self.reductions.pulled(
             self._sides[side], *kept, c, of_both, [*turn(wanted[:2]), wanted[2]]
         )
-        return *turn(found), of_bias
+        return [*turn(found), of_bias]
 
 
 def adjoint(
@@ -125,12 +128,16 @@ def adjoint(
     points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in steps.points]
     factors = list[Pair]()
 
+    def add(found: list[Any]) -> None:
+        """Add some terms to the gradients in the points, as far as they are wanted."""
+        points[:] = [x if y is None else x + y for x, y in zip(points, found, strict=True)]
+
     def back(term: int, c: Tensor) -> Tensor:
         """What a term hands on to its bias; one without others, to the points as well."""
         want = wanted if term in alone else [False, False]
         *found, to_bias = steps.pulled(*terms.kept(term), c, None, [*want, True])
         if term in alone:
-            points[:] = [x + y for x, y in zip(points, found, strict=True)]
+            add(found)
         return to_bias
 
     a, b = ((logs != -torch.inf).to(logs.dtype) for logs in (steps.log_a, steps.log_b))
@@ -152,8 +159,7 @@ def adjoint(
     for group in groups:
         if group.start not in alone:
             left, right = (torch.stack(side) for side in zip(*factors[group], strict=True))
-            found = terms.pulled(group, left, right, wanted)
-            points = [x + y for x, y in zip(points, found, strict=True)]
+            add(terms.pulled(group, left, right, wanted))
     sums = [torch.stack(x).sum(0) for x in (of_rows, through_rows, of_columns)]
     return points, [sums[0], u, *sums[1:]]
 
@@ -234,7 +240,7 @@ class _Terms:
         apart = large[1:] | large[:-1] | (span(whole.diff(dim=0)) > FAR)
         return span(plain.diff(dim=0)).masked_fill(apart, torch.inf)
 
-    def pulled(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> Pair:
+    def pulled(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> list[Any]:
         r"""Gradients in the points by one pass, relative to the potentials of the first term.
 
         Of the constants that can be added to $\varphi$ and taken from $\psi$, the one with the

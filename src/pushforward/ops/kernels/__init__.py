@@ -102,7 +102,7 @@ def swept(side: Side, bias: Tensor) -> Three:
 
 def pulled(
     side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
-) -> Three:
+) -> list[Tensor | None]:
     """What scores hand on, see `_operators.pulled`."""
     q, k, known = side.q, side.k, side.known if factors is None else None
     x, v = q[..., :0], k[..., :0]
@@ -111,12 +111,12 @@ def pulled(
         q, k = q.to(v.dtype), k.to(v.dtype)
     bias, peak, total, c = (_folded_rows(t, side.batch) for t in (bias, *record, c))
     result = launch.Reduced(x.new_zeros(x.shape), peak, peak, total)
-    of_queries, of_keys, of_bias = wanted
     dq, dk, _, db = launch.backward(
         (q, k, v, bias), side.scale, side.clock, result, (x, c),
-        [of_queries, of_keys, False, of_bias], known,
+        [*wanted[:2], False, wanted[2]], known,
     )  # fmt: skip
-    return side.outside(dq, 2), side.outside(dk, 2), side.outside(db)
+    grads = zip((dq, dk, db), wanted, (2, 2, 1), strict=True)
+    return [side.outside(g, axes) if want and g is not None else None for g, want, axes in grads]
 
 
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:

@@ -112,8 +112,8 @@ def backward(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
     result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
     known: Ready | None = None,
-) -> list[Tensor]:  # fmt: skip
-    r"""Gradients in `q, k, v, bias`, from those of the average and of the log-integral.
+) -> list[Tensor | None]:  # fmt: skip
+    r"""Gradients in `q, k, v, bias`, if wanted, from those of the average and the log-integral.
 
     With $P$ the weights, $o',\ell'$ the upstream gradients and $o$ the average,
 
@@ -128,8 +128,9 @@ def backward(
     problems, half = prod(batch), q.dtype in HALF
     thin = max(d, e) <= NARROW
     wanted = [want and problems * m * n > 0 for want in wanted]
+    grads: list[Tensor | None] = [None] * 4
     if not any(wanted):
-        return [x.new_zeros(x.shape) for x in inputs]
+        return grads
     g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
@@ -148,7 +149,6 @@ def backward(
     group = GROUP if thin else 1
     if not thin:
         widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
-    grads: list[Tensor | None] = [None] * 4
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
@@ -181,7 +181,7 @@ def backward(
             summed(x, parts, y.dtype) if want else None
             for x, y, want in zip(several, inputs[1:], needed, strict=True)
         ]
-    return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
+    return grads
 
 
 def _kind_of_ends(found: Tensor | None, clock: Clock | None) -> int:

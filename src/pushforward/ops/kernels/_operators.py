@@ -49,7 +49,10 @@ def reduce_backward(
         (q, k, v, bias), factor, clock_of(query_times, key_times), launch.Reduced(*outputs),
         (d_out, d_log), wanted,
     )  # fmt: skip
-    return found[0], found[1], found[2], found[3]
+    dq, dk, dv, db = (
+        x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)
+    )
+    return dq, dk, dv, db
 
 
 @reduce_backward.register_fake
