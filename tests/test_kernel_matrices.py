@@ -91,7 +91,19 @@ def test_huge_logits_and_shifts(dtype):
     assert doubly_stochastic(logits).converged.all()
     shifts = 1e4 * torch.randn(3, 4, 1, dtype=dtype)
     near = doubly_stochastic(draw(3, 4, 1, dtype) + shifts)
-    assert near.converged.all() and near.steps == 0
+    assert near.converged.all() and near.steps <= 1
+
+
+CYCLE = [[0.0, -100, -300], [-300, 0, 50], [50, -300, 0]]
+"""The identity and a cycle, of equal weight; the power of -100 is no number in float32."""
+
+
+def test_a_power_that_vanishes_counts():
+    result = doubly_stochastic(torch.tensor([CYCLE, [[0.0] * 3] * 3]))
+    half = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
+    assert (result.scaled[0] - half).abs().max() < 1e-6 and result.converged.all()
+    few = doubly_stochastic(torch.tensor([CYCLE]), max_steps=3)  # too few to know
+    assert not few.converged.any()
 
 
 PATTERNS = {
@@ -109,6 +121,7 @@ PATTERNS = {
 def test_masks(allowed, exists):
     """Beside a matrix without a mask."""
     logits = torch.randn(3, *allowed.shape)
+    allowed = allowed.to(logits.device)
     logits[1:] = logits[1:].masked_fill(~allowed, -INF)
     result = doubly_stochastic(logits, max_steps=20)
     assert result.converged.tolist() == [True, exists, exists]

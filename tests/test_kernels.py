@@ -321,7 +321,7 @@ HOPPER = {
     "odd sizes": (3000, 1025, 64, 64, torch.bfloat16),
     "float16": (2100, 999, 64, 64, torch.float16),
     "narrower than its block": (2500, 700, 40, 24, torch.bfloat16),
-    "one atom": (3001, 1, 64, 33, torch.bfloat16),
+    "one atom": (3001, 1, 64, 40, torch.bfloat16),
     "scores of every size": (2300, 2048, 48, 64, torch.bfloat16),
 }
 

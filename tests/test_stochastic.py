@@ -266,3 +266,13 @@ def test_no_matrices_at_all():
     result = doubly_stochastic(torch.zeros(0, 4, 4, requires_grad=True))
     assert result.scaled.shape == (0, 4, 4) and result.converged.shape == (0,)
     result.scaled.sum().backward()
+
+
+def test_a_power_that_vanishes_counts():
+    """The identity and a cycle, of equal weight; the power of -100 is no number in float32."""
+    logits = torch.tensor([[0.0, -100, -300], [-300, 0, 50], [50, -300, 0]])
+    half = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
+    for scale, dtype in ((1, torch.float32), (10, torch.float64)):
+        result = doubly_stochastic(scale * logits.to(dtype))
+        assert (result.scaled - half.to(dtype)).abs().max() < 1e-6 and result.converged
+        assert not doubly_stochastic(scale * logits.to(dtype), max_steps=3).converged

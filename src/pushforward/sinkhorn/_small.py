@@ -38,8 +38,8 @@ SMALL = 16
 """Up to this size the batch is the innermost axis in memory, and a written-out elimination is
 faster than LAPACK."""
 
-LARGEST = 64
-"""The most rows of matrices that kernels scale."""
+LARGEST, WITH_GRADIENT = 64, 32
+"""The most rows of matrices that kernels scale, and where a gradient is wanted."""
 
 CHUNK = 2**21
 """Entries that a CPU scales together: batches that exceed its caches are faster in pieces."""
@@ -119,7 +119,8 @@ def _check(logits: Tensor, tol: float, max_steps: int) -> None:
 
 def _kernels(logits: Tensor) -> Any:
     """The kernels that scale such matrices, or None."""
-    if not logits.is_cuda or logits.shape[-1] > LARGEST:
+    wanted = logits.requires_grad and torch.is_grad_enabled()
+    if not logits.is_cuda or logits.shape[-1] > (WITH_GRADIENT if wanted else LARGEST):
         return None
     try:
         return ops.implementation("triton")
@@ -186,17 +187,31 @@ def _scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, 
     matrices, residuals, counts = zip(*first, strict=True)
     matrix, residual, steps = torch.cat(matrices), torch.cat(residuals), max(counts)
     # A margin below the tolerance: sums taken in another order round differently.
-    left = (residual > 0.7 * tol).nonzero()[:, 0]
+    lost = _vanishing(logits)
+    left = ((residual > 0.7 * tol) | lost).nonzero()[:, 0]
     if len(left) and max_steps > NEWTON_STEPS:
         better, solved, more = _anneal(logits[left].double(), tol / 2, max_steps - steps)
         left, steps = left[solved], steps + more
         matrix[left] = better.to(matrix.dtype)
         residual[left] = _residual(matrix[left].permute(1, 2, 0))
-    converged = residual <= tol
+        lost[left] = False
+    converged = (residual <= tol) & ~lost
     # `not >` and not `<=`: with NaN in the logits the masks are checked too.
     if len(logits) and not logits.amin() > -torch.inf:
         converged &= _total_support(matrix, logits > -torch.inf, residual)
     return matrix, residual, converged, steps
+
+
+def _vanishing(logits: Tensor) -> Tensor:
+    """Which matrices have an allowed logit whose power, relative to its row, is no number.
+
+    It might count after columns are scaled. Annealing knows, because it begins hot.
+    """
+    lowest = math.log(torch.finfo(logits.dtype).tiny)
+    if logits.numel() and logits.amin() - logits.amax() > lowest:
+        return torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    relative = logits - logits.amax(-1, keepdim=True)
+    return ((relative < lowest) & (logits > -torch.inf)).flatten(1).any(1)
 
 
 def _chunks(x: Tensor) -> tuple[Tensor, ...]:

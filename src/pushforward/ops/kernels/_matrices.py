@@ -90,13 +90,14 @@ def scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, T
     count, n, _ = logits.shape
     out, residual = logits.new_empty(logits.shape), logits.new_empty(count)
     slow, hard, masked = (logits.new_empty(count, dtype=torch.int32) for _ in range(3))
+    lost = torch.empty_like(residual, dtype=torch.int8)
     # How many matrices are in each of these lists, and the most Newton steps.
     counters = logits.new_zeros(4, dtype=torch.int32)
     first, eps, goal = min(NEWTON_STEPS, max_steps), torch.finfo(logits.dtype).eps, tol / 2
     tile = tile_of(DOUBLE if logits.dtype == torch.float64 else TILES, n)
     if count:
         programs.balance[(-(-count // tile.matrices),)](
-            logits, out, residual, slow, masked, counters, count, n, 1, goal, tol,
+            logits, out, residual, lost, slow, hard, masked, counters, count, n, 1, goal, tol,
             MORE=patience(n), **tile.options(n),
         )  # fmt: skip
         programs.newton[_grid(logits, tile)](
@@ -105,11 +106,10 @@ def scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, T
     if count and max_steps > NEWTON_STEPS:
         double = tile_of(DOUBLE, n)
         programs.anneal[_grid(logits, double)](
-            logits, out, residual, hard, counters, n, 1, goal, first,
-            max_steps - first, ANNEALING_STEPS,
-            **double.options(n),
+            logits, out, residual, lost, hard, counters, n, 1, goal, first,
+            max_steps - first, ANNEALING_STEPS, **double.options(n),
         )  # fmt: skip
-    converged = residual <= tol
+    converged = (residual <= tol) & (lost == 0)
     if count:
         programs.support[_grid(logits, tile)](
             logits, out, residual, converged.view(torch.int8), masked, counters, n, 1, eps,

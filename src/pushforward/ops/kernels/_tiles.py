@@ -129,7 +129,7 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
         return cost * (1.2 if busiest * warps <= WARPS // 2 else 1.0), rows, programs
 
     _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
-    return Plan(rows, 32 * warps, 2, warps, programs)
+    return Plan(rows, 32 * warps, 4 if warps == 4 else 2, warps, programs)
 
 
 class WidePlan(NamedTuple):
@@ -146,14 +146,23 @@ class WidePlan(NamedTuple):
         return min(255, 2048 // (self.resident * self.tile.warps) // 8 * 8)
 
 
-STEP_TILES: dict[int, tuple[Tile, int]] = {
-    16: (Tile(64, 128, 4, 3), 4),
+Resident = tuple[Tile, int]
+"""A tile, and how many of its programs a processor holds."""
+
+FEW_STEP_TILES: dict[int, Resident] = {
+    16: (Tile(128, 128, 4, 2), 2),
     32: (Tile(64, 128, 4, 2), 3),
-    64: (Tile(128, 128, 8, 2), 2),
+    64: (Tile(64, 128, 4, 2), 2),
     128: (Tile(128, 64, 8, 2), 1),
     256: (Tile(64, 64, 4, 2), 1),
 }
-"""Tiles of steps on wide points up to each width, and how many programs a processor holds."""
+"""Tiles of steps on wide points up to each width, if they are too few to fill the device."""
+
+STEP_TILES: dict[int, Resident] = FEW_STEP_TILES | {
+    16: (Tile(64, 128, 4, 3), 4),
+    64: (Tile(128, 128, 8, 2), 2),
+}
+"""The same for more of them."""
 
 SHARES = 16
 """The largest number of shares."""
@@ -175,7 +184,9 @@ def wide_planned(
         processors: how many the device has.
         memory: bytes of the memory that programs of a processor share.
     """
-    tile, resident = next(found for widest, found in STEP_TILES.items() if d <= widest)
+    few = problems * max(m, n) < 128 * processors
+    tiles = FEW_STEP_TILES if few else STEP_TILES
+    tile, resident = next(found for widest, found in tiles.items() if d <= widest)
     longest = 1 << max(5, (max(m, n) - 1).bit_length())
     tile = tile._replace(columns=min(tile.columns, longest))
     needed = (tile.rows + tile.stages * tile.columns) * 2 * halves * d + 4096

@@ -182,7 +182,7 @@ def _leave(which, left, where, counter):
 
 @triton.jit(do_not_specialize=["count", "n", "unit"])
 def balance(
-    logits, out, residuals, slow, masked, counters, count, n, unit, goal, tol,
+    logits, out, residuals, lost, slow, hard, masked, counters, count, n, unit, goal, tol,
     R: tl.constexpr, RT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, B: tl.constexpr,
     MORE: tl.constexpr,
 ):  # fmt: skip
@@ -190,14 +190,18 @@ def balance(
 
     Each step multiplies the error of columns by about the same factor, which is that of the last
     step. No logarithms are needed: floating-point numbers of very different sizes are equally
-    precise.
+    precise. Where the power of a logit vanishes nevertheless, the matrix is lost until it is
+    annealed.
     """
     row, column = _indices(R, RT, C, CT)
     which, exists = _numbered(tl.program_id(0) * B, count, B)
     start, at, inside = _places(which, exists, row, column, n, unit)
     L = tl.load(logits + start + at, mask=inside, other=-float("inf"))
     hidden = _max_rows(_max_columns((inside & (L == -float("inf"))).to(tl.int32))) > 0
-    P = _normalise_rows(_exp(_started(L, L.dtype)))
+    L = _started(L, L.dtype)
+    lowest: tl.constexpr = -87.0 if L.dtype == tl.float32 else -708.0
+    vanished = _max_rows(_max_columns(((L < lowest) & (L > -float("inf"))).to(tl.int32))) > 0
+    P = _normalise_rows(_exp(L))
     sums = _sum_columns(P)
     error = _column_error(sums, column, n)
     before = error
@@ -218,8 +222,10 @@ def balance(
     residual = _residual(P, row, column, n)
     tl.store(out + start + at, P, mask=inside)
     tl.store(residuals + which, residual.to(P.dtype), mask=exists)
-    left = exists & (_live(error, goal) | (residual > 0.7 * tol))
+    tl.store(lost + which, vanished.to(tl.int8), mask=exists)
+    left = exists & (vanished == 0) & (_live(error, goal) | (residual > 0.7 * tol))
     _leave(which, left, slow, counters)
+    _leave(which, exists & vanished, hard, counters + 1)
     _leave(which, exists & hidden, masked, counters + 2)
 
 
@@ -315,10 +321,10 @@ def newton(
 
 @triton.jit(do_not_specialize=["n", "unit", "before", "most", "each"])
 def anneal(
-    logits, out, residuals, hard, counters, n, unit, goal, before, most, each,
+    logits, out, residuals, lost, hard, counters, n, unit, goal, before, most, each,
     R: tl.constexpr, RT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Solve the matrices that `newton` left in float64, from a high temperature down to 1.
+    """Solve the matrices that are left in float64, from a high temperature down to 1.
 
     Halving the temperature squares the entries. Squares of a row or column that sums to one sum to
     at least 1/n, so each temperature starts near its solution, however large the logits are. Takes
@@ -354,6 +360,7 @@ def anneal(
         residual = _residual(rounded, row, column, n).to(rounded.dtype)
         tl.store(out + start + at, rounded, mask=inside & good)
         tl.store(residuals + which, residual, mask=good)
+        tl.store(lost + which, tl.zeros_like(which).to(tl.int8), mask=good)
         tl.atomic_max(counters + 3, before + _most(steps))
 
 

@@ -11,8 +11,8 @@ wait for each other; one that is alone with its problem need not.
 
 The log-integral of a row changes little from step to step. So the last one replaces the largest
 score, and a pair costs a multiply-add for each coordinate, an exponential and an addition; another
-addition where the rows of a block differ much. If a sum leaves a safe range, the block is done
-again with its largest scores.
+addition where the rows of a block differ much. In the first two half-steps the largest score with
+a few columns does. If a sum leaves a safe range, the block is done again with its largest scores.
 """
 
 import triton
@@ -117,12 +117,12 @@ def _relative_sums(
 
 @triton.jit
 def _largest(
-    points, columns, length,
+    points, columns, length, last,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """The largest score of each row, or 0 if there is none."""
+    """The largest score of each row with columns up to `last`, or 0 if there is none."""
     m = tl.full([BM, BN], -float("inf"), tl.float32)
-    for j0 in tl.range(0, length, GROUP * BN):
+    for j0 in tl.range(0, last, GROUP * BN):
         for g in tl.static_range(GROUP):
             others, bias = _columns(columns, length, j0 + g * BN, D, BN)
             m = tl.maximum(m, plus_dot(bias[None, :], points, others, D))
@@ -169,26 +169,24 @@ def run(
             points = ()
             for d in tl.static_range(D):
                 points = points + (tl.load(at + d * length),)
-            shift = tl.zeros([BM], tl.float32)
-            total = tl.zeros([BM], tl.float32)
-            safe = 0
-            if half >= 2:
+            if half < 2:
+                shift = _largest(points, columns, others_length, STEP, D, BM, BN, GROUP)
+            else:
                 shift = tl.load(at + (D + 1) * length)
-                low, high = tl.min(shift, 0), tl.max(shift, 0)
-                if high - low < SPREAD:
-                    middle = (low + high) / 2
-                    shift = tl.zeros([BM], tl.float32) + middle
-                    total = _relative_sums(
-                        points, middle, columns, others_length, D, BM, BN, GROUP, True
-                    )
-                else:
-                    total = _relative_sums(
-                        points, shift, columns, others_length, D, BM, BN, GROUP, False
-                    )
-                near = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
-                safe = tl.min(near.to(tl.int32), 0)
-            if safe == 0:
-                shift = _largest(points, columns, others_length, D, BM, BN, GROUP)
+            low, high = tl.min(shift, 0), tl.max(shift, 0)
+            if high - low < SPREAD:
+                middle = (low + high) / 2
+                shift = tl.zeros([BM], tl.float32) + middle
+                total = _relative_sums(
+                    points, middle, columns, others_length, D, BM, BN, GROUP, True
+                )
+            else:
+                total = _relative_sums(
+                    points, shift, columns, others_length, D, BM, BN, GROUP, False
+                )
+            near = ((total > 1 / SAFE) & (total < SAFE)) | (i >= count)
+            if tl.min(near.to(tl.int32), 0) == 0:
+                shift = _largest(points, columns, others_length, others_length, D, BM, BN, GROUP)
                 total = _relative_sums(
                     points, shift, columns, others_length, D, BM, BN, GROUP, False
                 )

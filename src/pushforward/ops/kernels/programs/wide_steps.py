@@ -11,20 +11,20 @@ import triton
 import triton.language as tl
 
 from .parts import LN2, LOG2E, problem, product, scale_of_halves
-from .steps import EXTRA, SAFE, copied, met, renewed
+from .steps import EXTRA, SAFE, SPREAD, copied, met, renewed
 
 
 @triton.jit
 def _scores(
-    qs, qs_low, k, k_low, bias, j0, N, factor, stride,
+    qs, qs_low, k, k_low, bias, shift, j0, N, factor, stride,
     D: tl.constexpr, D_PAD: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Scores with the biases of some columns, in base 2."""
+    """Scores with the biases of some columns less a shift, in base 2."""
     ks = _block(k, j0, N, stride, D, D_PAD, BN)
     ks_low = ks
     if SPLIT:
         ks_low = _block(k_low, j0, N, stride, D, D_PAD, BN)
-    b = tl.load(bias + j0 + tl.arange(0, BN))
+    b = tl.load(bias + j0 + tl.arange(0, BN)) - shift
     return product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + b[None, :]
 
 
@@ -45,11 +45,11 @@ def _relative_sums(
     D: tl.constexpr, D_PAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     STAGES: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Sums of exponentials relative to a given shift of each row."""
+    """Sums of exponentials relative to a shift that all rows have in common."""
     s = tl.zeros([BM], tl.float32)
     for j0 in tl.range(first, last, BN, num_stages=STAGES):
-        t = _scores(qs, qs_low, k, k_low, bias, j0, N, factor, stride, D, D_PAD, BN, SPLIT)
-        s += tl.sum(tl.exp2(t - shift[:, None]), 1)
+        t = _scores(qs, qs_low, k, k_low, bias, shift, j0, N, factor, stride, D, D_PAD, BN, SPLIT)
+        s += tl.sum(tl.exp2(t), 1)
     return s
 
 
@@ -63,7 +63,7 @@ def _largest_and_sums(
     m = tl.full([BM], -float("inf"), tl.float32)
     s = tl.zeros([BM], tl.float32)
     for j0 in tl.range(first, last, BN, num_stages=STAGES):
-        t = _scores(qs, qs_low, k, k_low, bias, j0, N, factor, stride, D, D_PAD, BN, SPLIT)
+        t = _scores(qs, qs_low, k, k_low, bias, 0.0, j0, N, factor, stride, D, D_PAD, BN, SPLIT)
         top = tl.maximum(m, tl.max(t, 1))
         base = tl.where(top == -float("inf"), 0.0, top)
         s = s * tl.exp2(m - base) + tl.sum(tl.exp2(t - base[:, None]), 1)
@@ -94,8 +94,9 @@ def run(
 ):  # fmt: skip
     """All half-steps, by `programs` programs for each problem; `out` has the last potentials.
 
-    The shift of a row is its last log-integral. It is NaN where the largest score of each share
-    must be found instead: in the first half-steps, and after a sum that was out of range. `PARTS`
+    The rows of a block share a shift, the middle of their last log-integrals. Where these lie far
+    apart, or one is NaN, the largest score of each share is found instead. NaN stands for that in
+    the first half-steps, and after a sum that was out of range. `PARTS`
     is the largest number of shares there may be.
     """
     STEP: tl.constexpr = BM if BM > BN else BN
@@ -143,10 +144,14 @@ def run(
             peak = tl.full([BM], float("nan"), tl.float32)
             if half >= 2:
                 peak = tl.load(rows + length + i)
-            unknown = tl.max((peak != peak).to(tl.int32), 0)
+            low, high = tl.min(peak, 0), tl.max(peak, 0)
+            wide = high - low >= SPREAD
+            unknown = tl.maximum(tl.max((peak != peak).to(tl.int32), 0), wide.to(tl.int32))
             if unknown == 0:
+                middle = (low + high) / 2
+                peak = tl.zeros([BM], tl.float32) + middle
                 total = _relative_sums(
-                    qs, qs_low, y, y_low, columns, peak, first, last, others, factor,
+                    qs, qs_low, y, y_low, columns, middle, first, last, others, factor,
                     other_stride, D, D_PAD, BM, BN, STAGES, SPLIT,
                 )  # fmt: skip
             else:
