@@ -214,6 +214,31 @@ def test_gradients_go_through_the_steps():
     assert grad.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(("width", "large"), [(2, 1 << 26), (2, 1), (5, 1)])
+def test_gradients_by_one_pass(width, large, monkeypatch):
+    """At most twice the error of autograd through the same steps one by one."""
+    monkeypatch.setattr(pf.ops.implementation("triton")._launch, "LARGE", large)
+    made = cloud(2, 21, width, dead=True), cloud(2, 14, width, dead=True)
+    masses = torch.tensor([[0.2], [0.1]]), torch.tensor([[0.3], [-0.2]])
+    numbers = [*made[0], *made[1], torch.randn(2, 14)]
+
+    def gradients(impl, dtype):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in numbers]
+        x, log_a, y, log_b, g = leaves
+        scores = PointScores(squared(x, 2.0), squared(y, 2.0), 1.0, impl=impl)
+        logs = tuple(t.to(dtype) for t in masses)
+        marginals = Problem(log_a, log_b, (math.inf, 3.0), log_masses=logs)
+        out = alternate(scores, marginals, g, 3)
+        return torch.autograd.grad(out.masked_fill(log_b == -math.inf, 0).square().sum(), leaves)
+
+    exact = gradients("reference", torch.float64)
+    size = max(t.norm() for t in exact)
+    error = lambda found: max((a - b).norm() / size for a, b in zip(found, exact, strict=True))
+    found = error(gradients("triton", torch.float32))
+    monkeypatch.setattr(pf.sinkhorn._alternate, "_recorded", lambda *_: None)
+    assert found < 2 * error(gradients("triton", torch.float32)) + 3e-7
+
+
 def test_where_steps_are_not_one_launch():
     scores, marginals = problem(cloud(6, 2), cloud(5, 2))
 

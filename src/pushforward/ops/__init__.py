@@ -15,9 +15,17 @@ device and size.
 
 from .._tools.types import Clock
 from ._radial import decaying_sum
-from ._reductions import IMPLS, Impl, average, implementation, log_integral, runnable
+from ._reductions import (
+    IMPLS,
+    Impl,
+    average,
+    choose,
+    implementation,
+    log_integral,
+    runnable,
+)
 
 __all__ = [
     "IMPLS", "Clock", "Impl",
-    "average", "decaying_sum", "implementation", "log_integral", "runnable",
+    "average", "choose", "decaying_sum", "implementation", "log_integral", "runnable",
 ]  # fmt: skip

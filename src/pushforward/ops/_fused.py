@@ -20,12 +20,30 @@ from torch import Tensor
 
 from .._tools.once import check_no_tangent
 from .._tools.precision import align
-from . import compiled
-from ._operators import MaybeTimes, Times, fold, named_errors, register_gradients
+from . import _operators, compiled
+from ._operators import (
+    MaybeTimes,
+    Pair,
+    Side,
+    Three,
+    Times,
+    fold,
+    named_errors,
+    register_gradients,
+)
 from .compiled import Compiled, machine
 
 NAME = "A fused reduction"
 """Its name in messages."""
+
+IN_BASE = 1.0
+"""What natural logarithms are multiplied by to be like those of `swept`: here they are natural."""
+
+logarithm = torch.positive
+"""The second summand of a log-integral, of what `swept` keeps of it: that itself."""
+
+ready = _operators.ready
+"""What `swept` and `pulled` need of points, found once."""
 
 BITS = {torch.float32: 32, torch.float64: 64}
 
@@ -58,6 +76,18 @@ def average(
     batch, (q, k, v, bias), clock = fold((scale * q, k, v, bias[..., None]), times)
     out, *_ = _reduced(q, k, v, bias[..., 0], clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
+
+
+def swept(side: Side, bias: Tensor) -> Three:
+    """The log-integral, the largest score and the rest."""
+    return _operators.swept(fused_sweep, side, bias)
+
+
+def pulled(
+    side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
+) -> list[Tensor | None]:
+    """What scores hand on, see `_operators.pulled`."""
+    return _operators.pulled(fused_sweep_backward, side, bias, record, c, factors, wanted)
 
 
 def check_cpu(q: Tensor) -> None:

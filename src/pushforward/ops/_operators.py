@@ -2,16 +2,22 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._tools.once import no_second_derivative, refuse
-from .._tools.precision import full_precision
+from .._tools.precision import align, full_precision
 
 Times = tuple[Tensor, Tensor] | None
 """Times of queries and of keys, if there is a causal mask."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor of the queries and one of the keys."""
+
+Three = tuple[Tensor, Tensor, Tensor]
+"""A log-integral and its two summands."""
 
 MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
@@ -42,6 +48,77 @@ def fold(tensors: tuple[Tensor, ...], times: Times) -> tuple[torch.Size, list[Te
         return batch, folded, (None, None)
     *folded, query_times, key_times = folded
     return batch, folded, (query_times[..., 0], key_times[..., 0])
+
+
+class Side(NamedTuple):
+    r"""What reductions of the same queries and keys have in common, with one leading axis.
+
+    Args:
+        batch: the leading axes.
+        q: queries, times $s$.
+        k: keys.
+        scale: $s$.
+        clock: times.
+    """
+
+    batch: torch.Size
+    q: Tensor
+    k: Tensor
+    scale: float
+    clock: MaybeTimes
+
+    def rows(self, x: Tensor) -> Tensor:
+        """A number of each query or key, with one leading axis."""
+        return x.reshape(len(self.q), x.shape[-1])
+
+    def points(self, x: Tensor) -> Tensor:
+        """The same for vectors."""
+        return x.reshape(len(self.q), *x.shape[-2:])
+
+    def outside(self, x: Tensor) -> Tensor:
+        """A result with all leading axes."""
+        return x.reshape(*self.batch, *x.shape[1:])
+
+
+def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
+    """What `swept` and `pulled` need of points, found once. Biases are in the dtype of `logs`."""
+    q, k, _ = align(*points, logs)
+    batch, (q, k), clock = fold((scale * q, k), times)
+    return Side(batch, q, k, scale, clock)
+
+
+def swept(forward: Any, side: Side, bias: Tensor) -> Three:
+    """The log-integral and its two summands, which `pulled` needs, by a forward pass."""
+    _, top, rest = forward(side.q, side.k, side.k[..., :0], side.rows(bias), *side.clock)
+    return side.outside(top + rest), side.outside(top), side.outside(rest)
+
+
+def pulled(
+    backward: Any, side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None,
+    wanted: list[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    r"""What scores hand on: gradients in queries, keys and bias, by a backward pass.
+
+    With weights $P_{ij}=e^{S_{ij}-\ell_i}$, the gradient in the scores is
+    $S'_{ij}=P_{ij}\,(\langle x_i,v_j\rangle+c_i)$.
+
+    Args:
+        backward: that pass, of a reduction whose average is taken to be 0.
+        side: what `ready` found.
+        bias: $b$.
+        record: $\ell$ as two summands. A query whose first is minus infinity is left out.
+        c: $c$.
+        factors: $x,v$; None for zeros.
+        wanted: which gradients; None stands for the others.
+    """
+    x, v = map(side.points, factors or (side.q[..., :0], side.k[..., :0]))
+    outputs = [torch.zeros_like(x), *map(side.rows, record)]
+    inputs = [side.q, side.k, v, side.rows(bias)]
+    dq, dk, _, db = backward(
+        inputs, *side.clock, outputs, [x, side.rows(c)], [*wanted[:2], False, wanted[2]]
+    )
+    grads = zip((side.scale * dq, dk, db), wanted, strict=True)
+    return [side.outside(g) if want else None for g, want in grads]
 
 
 def register_gradients(forward: Any, backward: Any, what: str) -> None:

@@ -73,7 +73,7 @@ def log_integral(
     if guard is not False:
         _check(scale, guard)
         check_reduction(q, k, None, bias, times)
-    run = implementation(_choose(q, k, k) if impl is None else impl).log_integral
+    run = implementation(choose(q, k, k) if impl is None else impl).log_integral
     with full_precision(q):
         return run(q, k, bias, scale, _comparable(times), guard)
 
@@ -105,7 +105,7 @@ def average(
         _check(scale, guard)
         check_tensor("v", v)
         check_reduction(q, k, v, bias, times)
-    run = implementation(_choose(q, k, v) if impl is None else impl).average
+    run = implementation(choose(q, k, v) if impl is None else impl).average
     with full_precision(q):
         return run(q, k, v, bias, scale, _comparable(times), guard).to(v.dtype)
 
@@ -116,7 +116,7 @@ def _check(scale: float, guard: bool) -> None:
     check_flags(guard=guard)
 
 
-def _choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
+def choose(q: Tensor, k: Tensor, v: Tensor) -> Impl:
     """The default: the reference for few pairs, else compiled code if there is any, or tiles."""
     batch = q.shape[:-2]
     if k.shape[:-2] != batch:

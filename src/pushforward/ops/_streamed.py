@@ -15,11 +15,30 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from .._tools.once import check_no_tangent, used_once
 from .._tools.precision import align
-from ._operators import MaybeTimes, Times, fold, named_errors, register_gradients
+from . import _operators
+from ._operators import (
+    MaybeTimes,
+    Pair,
+    Side,
+    Three,
+    Times,
+    fold,
+    named_errors,
+    register_gradients,
+)
 
 FUSED = "The streamed average"
 TILED = "A streamed reduction"
 """Names in messages."""
+
+IN_BASE = 1.0
+"""What natural logarithms are multiplied by to be like those of `swept`: here they are natural."""
+
+logarithm = torch.positive
+"""The second summand of a log-integral, of what `swept` keeps of it: that itself."""
+
+ready = _operators.ready
+"""What `swept` and `pulled` need of points, found once."""
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
@@ -48,6 +67,18 @@ def average(
     batch, (q, k, v, bias), clock = fold((q, k, v, bias[..., None]), times)
     out, *_ = _reduced(q, k, v, bias[..., 0], clock)
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
+
+
+def swept(side: Side, bias: Tensor) -> Three:
+    """The log-integral, the largest score and the rest."""
+    return _operators.swept(reduce_tiles, side, bias)
+
+
+def pulled(
+    side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
+) -> list[Tensor | None]:
+    """What scores hand on, see `_operators.pulled`."""
+    return _operators.pulled(reduce_tiles_backward, side, bias, record, c, factors, wanted)
 
 
 def _reduced(

@@ -49,8 +49,8 @@ class Sinkhorn(Normaliser):
       rounding of the scores leaves an error of about $10^{-8}$ times their range, a smaller `tol`
       makes it compute in float64.
     - `Sinkhorn(steps=20)` takes plain steps and never waits for the device. Gradients go through
-      the steps. Zero steps is `Softmax`. It promises no tolerance, so it never warns: `residual`
-      is the error that is left.
+      the steps; in linear memory they wait once, on the way back. Zero steps is `Softmax`. It
+      promises no tolerance, so it never warns: `residual` is the error that is left.
 
     Args:
         tol: error to reach, 1e-6 unless `steps` is given.

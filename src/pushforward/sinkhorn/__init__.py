@@ -5,10 +5,11 @@ A `Problem` is a pair of marginals. `alternate` takes some steps, `solve` goes t
 carry mass. `doubly_stochastic` scales many small matrices at once.
 """
 
+from ._alternate import alternate
 from ._extrapolate import PotentialHistory, Starts
 from ._gradients import differentiable
 from ._masks import diagnose
-from ._problem import Problem, alternate, centre, integral, rebalanced, tilted
+from ._problem import Problem, centre, integral, rebalanced, tilted
 from ._small import DoublyStochastic, doubly_stochastic
 from ._solve import Settings, Solution, solve
 from ._stored import StoredKernel

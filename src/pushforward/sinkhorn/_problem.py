@@ -1,4 +1,4 @@
-r"""What a plan must match: two marginals, prescribed or relaxed; and plain Sinkhorn steps.
+r"""What a plan must match: two marginals, prescribed or relaxed; and one Sinkhorn step.
 
 Potentials $f,g$ of the plan $e^{A+f\oplus g}\,\mu\otimes\nu$ solve
 
@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .._tools.precision import full_precision
 from ..affinities import Kernel, PointScores
 
 CHECK_EVERY = 10
@@ -205,20 +204,8 @@ def _by_part(x: Tensor, logs: Tensor, parts: Tensor) -> Tensor:
     return total.scatter_add(-1, parts.expand(batch), mass.expand(batch))
 
 
-def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor:
-    """The potential of the keys after `steps` plain steps from `g`; autocast is off meanwhile."""
-    with full_precision(g):
-        found = at_once(kernel, problem, g, steps)
-        if found is not None:
-            return found
-        for _ in range(steps):
-            f = problem.rows(kernel, g)
-            g = (g + f) / 2 if problem.symmetric else problem.columns(kernel, f)
-    return g
-
-
 def at_once(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor | None:
-    """The same in one launch; None where that cannot be."""
+    """The potential of the keys after plain steps in one launch; None where that cannot be."""
     if steps == 0 or not isinstance(kernel, PointScores):
         return None
     logs, masses = (problem.log_a, problem.log_b), problem.log_masses

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from .._tools.precision import full_precision
 from ..affinities import Kernel, PointScores, Scores
+from ._alternate import alternate
 from ._anderson import anderson_cycle
-from ._problem import CHECK_EVERY, Point, Problem, alternate, at_once, integral, step
+from ._problem import CHECK_EVERY, Point, Problem, at_once, integral, step
 from ._stored import KernelCache
 
 WIDE = 512

@@ -9,23 +9,31 @@ Without a GPU the kernels run in Triton's interpreter, if `TRITON_INTERPRET=1` i
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ..._tools.once import check_no_tangent
 from ..._tools.precision import HALF, align
-from .._operators import Times, named_errors
-from . import _decay as decay
+from .._operators import Pair, Three, Times, named_errors
+from . import _decay as decay, _launch as launch
 from ._matrices import WHAT as SCALING, scale_matrices
-from ._operators import WHAT, reduce
+from ._operators import WHAT, check_device, clock_of, reduce
+from ._problem import Clock
+from ._split import columns
 from ._steps import fits, take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
 """The largest width of points and of values."""
 
-Pair = tuple[Tensor, Tensor]
-"""A tensor of the queries and one of the keys."""
+IN_BASE = math.log2(math.e)
+"""What natural logarithms are multiplied by to be like those of `swept`: here they have base 2."""
+
+logarithm = torch.log2
+"""The second summand of a log-integral, of what `swept` keeps of it."""
 
 
 def log_integral(
@@ -43,6 +51,72 @@ def average(
     """Averages and the sums that divide them, in one pass over the keys."""
     out, _ = _reduced(q, k, v, bias, scale, times, guard)
     return out
+
+
+class Side(NamedTuple):
+    """What reductions of the same queries and keys have in common, with two leading axes.
+
+    Args:
+        batch: the leading axes.
+        q: queries.
+        k: keys.
+        scale: what multiplies their dot products.
+        clock: times.
+        known: what kernels know of the points.
+    """
+
+    batch: torch.Size
+    q: Tensor
+    k: Tensor
+    scale: float
+    clock: Clock | None
+    known: launch.Ready
+
+    def outside(self, x: Tensor, axes: int = 1) -> Tensor:
+        """A result with all leading axes; of its own it has `axes`."""
+        return x if len(self.batch) == 2 else x.reshape(*self.batch, *x.shape[-axes:])
+
+
+def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
+    """What `swept` and `pulled` need of points, for biases that are -inf where `logs` is."""
+    batch = points[0].shape[:-2]
+    q, k, v, logs = _typed(*points, points[1][..., :0], logs)
+    check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
+    q, k, v = (_folded(t, batch) for t in (q, k, v))
+    stamps = (None, None) if times is None else (_folded_rows(t, batch) for t in times)
+    if q.shape[-1] <= NARROW:
+        pairs = q.shape[-2] * k.shape[-2]
+        q, k = (columns(pairs, t, t[..., :0])[0] for t in (q, k))
+    known = launch.ready(q, k, v, _folded_rows(logs, batch), timed=times is not None, values=False)
+    return Side(batch, q, k, float(scale), clock_of(*stamps), known)
+
+
+def swept(side: Side, bias: Tensor) -> Three:
+    """The log-integral, a shift of the scores in base 2, and the sum of weights relative to it."""
+    bias = _folded_rows(bias, side.batch)
+    _, log_z, peak, total = launch.forward(
+        side.q, side.k, side.k[..., :0], bias, side.scale, side.clock, side.known
+    )
+    return side.outside(log_z), side.outside(peak), side.outside(total)
+
+
+def pulled(
+    side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
+) -> list[Tensor | None]:
+    """What scores hand on, see `_operators.pulled`."""
+    q, k, known = side.q, side.k, side.known if factors is None else None
+    x, v = q[..., :0], k[..., :0]
+    if factors is not None:  # in float32, and points may then be wide that were narrow
+        x, v = (_folded(t, side.batch) for t in factors)
+        q, k = q.to(v.dtype), k.to(v.dtype)
+    bias, peak, total, c = (_folded_rows(t, side.batch) for t in (bias, *record, c))
+    result = launch.Reduced(x.new_zeros(x.shape), peak, peak, total)
+    dq, dk, _, db = launch.backward(
+        (q, k, v, bias), side.scale, side.clock, result, (x, c),
+        [*wanted[:2], False, wanted[2]], known,
+    )  # fmt: skip
+    grads = zip((dq, dk, db), wanted, (2, 2, 1), strict=True)
+    return [side.outside(g, axes) if want and g is not None else None for g, want, axes in grads]
 
 
 def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:

@@ -25,9 +25,39 @@ class Reduced(NamedTuple):
     total: Tensor
 
 
+class Ready(NamedTuple):
+    """What passes over the same points have in common.
+
+    Args:
+        found: their survey, if they need one.
+        high: queries, keys and values as tensor cores take them.
+        low: their low halves.
+    """
+
+    found: Tensor | None
+    high: tuple[Tensor, Tensor, Tensor]
+    low: tuple[Tensor, Tensor, Tensor]
+
+
+def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values: bool) -> Ready:
+    """The same, found from points of shape `(b, h, n, k)`; of values only if they are wanted.
+
+    It serves passes with other biases, too, if these are minus infinity wherever this one is.
+    Only the highest bias, which narrow points need in the forward pass, is then another one.
+    """
+    points, pairs = (q, k, v), prod(q.shape[:-1]) * k.shape[-2]
+    thin = max(q.shape[-1], v.shape[-1]) <= NARROW
+    exact = not (thin or q.dtype in HALF)
+    if not exact and (timed or pairs < LARGE):
+        return Ready(None, points, points)
+    found = survey(q, k, v, bias, points=thin or exact, values=values and exact)
+    return Ready(found, *(Halves.of(q, k, v, found, values=values) if exact else (points, points)))
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None
-) -> Reduced:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None,
+    known: Ready | None = None,
+) -> Reduced:  # fmt: skip
     """Averages and sums of weights, for points of shape `(b, h, n, k)`."""
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems = prod(batch)
@@ -40,10 +70,9 @@ def forward(
     if result.peak.numel() == 0:
         return result
     large = problems * m * n >= LARGE and clock is None
-    exact = not (thin or half)
-    found = None
-    if large or exact:
-        found = survey(q, k, v, bias, points=thin or exact, values=exact)
+    if known is None or thin:
+        known = ready(q, k, v, bias, timed=clock is not None, values=True)
+    found, high, low = known
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
     bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
     modes = (1, 2) if bounded else (0,)
@@ -62,9 +91,6 @@ def forward(
     if thin:
         points = (q, *columns(m * n, k, v), bias)
     else:
-        high = low = (q, k, v)
-        if found is not None and exact:
-            high, low = Halves.of(q, k, v, found, values=e > 0)
         points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
         options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
     run = narrow.forward if thin else wide.forward
@@ -85,8 +111,9 @@ def forward(
 def backward(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
     result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
-) -> list[Tensor]:  # fmt: skip
-    r"""Gradients in `q, k, v, bias`, from those of the average and of the log-integral.
+    known: Ready | None = None,
+) -> list[Tensor | None]:  # fmt: skip
+    r"""Gradients in `q, k, v, bias`, if wanted, from those of the average and the log-integral.
 
     With $P$ the weights, $o',\ell'$ the upstream gradients and $o$ the average,
 
@@ -101,22 +128,20 @@ def backward(
     problems, half = prod(batch), q.dtype in HALF
     thin = max(d, e) <= NARROW
     wanted = [want and problems * m * n > 0 for want in wanted]
+    grads: list[Tensor | None] = [None] * 4
     if not any(wanted):
-        return [x.new_zeros(x.shape) for x in inputs]
+        return grads
     g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
-    exact, found = not (thin or half), None
-    if exact or (problems * m * n >= LARGE and clock is None):
-        found = survey(q, k, v, bias, points=exact, values=False)
+    if known is None:
+        known = ready(q, k, v, bias, timed=clock is not None, values=False)
+    found, high, low = known
     if thin:
         (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v)
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:
-        high = low = (q, k, v)
-        if found is not None and exact:
-            high, low = Halves.of(q, k, v, found, values=False)
         given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
         steps = tuple(map(strides, (*inputs, g, *high[:2])))
     ranks, kind = None if clock is None else clock.ranks, _kind_of_ends(found, clock)
@@ -124,7 +149,6 @@ def backward(
     group = GROUP if thin else 1
     if not thin:
         widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
-    grads: list[Tensor | None] = [None] * 4
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
@@ -141,18 +165,23 @@ def backward(
         tile = tile_of("keys", d, e, half=half)
         parts = split(q, problems * -(-n // tile.columns), m, group * tile.rows)
         shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
+        needed = (wanted[1], wanted[2] and e > 0, True)
         several = [
-            room(parts, shape, t, q.device)
-            for shape, t in zip(shapes, (dtype, dtype, torch.float32), strict=True)
+            room(parts, shape if want else (0,), t, q.device)
+            for shape, want, t in zip(shapes, needed, (dtype, dtype, torch.float32), strict=True)
         ]
         starts = found if clock is None else clock.starts(group * tile.rows, tile.columns)
         run = narrow.backward_keys if thin else wide_backward.keys
         run[-(-n // tile.columns) * problems, parts](
             *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            ENDS=kind, **widths, **_options(tile, thin, m % tile.rows == 0),
+            ENDS=kind, POINTS=needed[0], VALUES=needed[1],
+            **widths, **_options(tile, thin, m % tile.rows == 0),
         )  # fmt: skip
-        grads[1:] = [summed(x, parts, y.dtype) for x, y in zip(several, inputs[1:], strict=True)]
-    return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]
+        grads[1:] = [
+            summed(x, parts, y.dtype) if want else None
+            for x, y, want in zip(several, inputs[1:], needed, strict=True)
+        ]
+    return grads
 
 
 def _kind_of_ends(found: Tensor | None, clock: Clock | None) -> int:

@@ -26,7 +26,7 @@ def reduce(
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
-    found = launch.forward(q, k, v, bias, factor, _clock(query_times, key_times))
+    found = launch.forward(q, k, v, bias, factor, clock_of(query_times, key_times))
     return found.out, found.log_z, found.peak, found.total
 
 
@@ -46,10 +46,13 @@ def reduce_backward(
     q, k, v, bias = inputs
     d_out, d_log = grads
     found = launch.backward(
-        (q, k, v, bias), factor, _clock(query_times, key_times), launch.Reduced(*outputs),
+        (q, k, v, bias), factor, clock_of(query_times, key_times), launch.Reduced(*outputs),
         (d_out, d_log), wanted,
     )  # fmt: skip
-    return found[0], found[1], found[2], found[3]
+    dq, dk, dv, db = (
+        x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)
+    )
+    return dq, dk, dv, db
 
 
 @reduce_backward.register_fake
@@ -72,7 +75,8 @@ def check_device(what: str, x: Tensor, other: str = "") -> None:
         )
 
 
-def _clock(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
+def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | None:
+    """Ranks of times, if there are any."""
     if query_times is None or key_times is None:
         return None
     return Clock.of(query_times, key_times)

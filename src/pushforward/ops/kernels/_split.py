@@ -43,9 +43,9 @@ def processors(device: torch.device) -> int:
 def columns(pairs: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Points stored coordinate by coordinate, so that neighbours are read together.
 
-    For few pairs a copy does not pay, and they stay as they are.
+    For few pairs a copy does not pay, and they stay as they are; also if they are stored so.
     """
-    if pairs < 1 << 22:
+    if pairs < 1 << 22 or all(t.stride(-2) == 1 or t.shape[-1] == 0 for t in (x, y)):
         return x, y
     (*batch, n, d), e = x.shape, y.shape[-1]
     length = -(-n // 16) * 16

@@ -199,7 +199,7 @@ def backward_queries(
 def _keys_step(
     sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
     factor, sq, sg, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, TIMED: tl.constexpr,
-    MASKED: tl.constexpr,
+    POINTS: tl.constexpr, VALUES: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     # The same factors as in the forward pass, so that large scores are rounded alike.
     others = coordinates(q, i0, last, sq, factor * LOG2E, D, BM, MASKED)
@@ -211,8 +211,11 @@ def _keys_step(
         t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
     p = tl.exp2(t - m[None, :])
     ds = p * plus_dot(c[None, :], values, upstream, E)
-    sum_k = plus_weighted(sum_k, ds, others, D)
-    return sum_k, plus_weighted(sum_v, p, upstream, E), sum_b + ds
+    if POINTS:
+        sum_k = plus_weighted(sum_k, ds, others, D)
+    if VALUES:
+        sum_v = plus_weighted(sum_v, p, upstream, E)
+    return sum_k, sum_v, sum_b + ds
 
 
 @triton.jit
@@ -220,9 +223,12 @@ def backward_keys(
     q, k, v, b, times, starts, offset, g, slope, dk, dv, db,
     M, N, H, factor, sq, sk, sv, sb, sg,
     D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
-    ENDS: tl.constexpr,
+    ENDS: tl.constexpr, POINTS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
+    r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here.
+
+    $k'$ only where `POINTS` says so, and $v'$ where `VALUES` does.
+    """
     z, place, blocks = placed(N, BN)
     part = tl.program_id(1)
     j0 = place * BN
@@ -245,16 +251,16 @@ def backward_keys(
         for turn in tl.static_range(GROUP):
             sum_k, sum_v, sum_b = _keys_step(
                 sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told,
-                i0 + turn * BM, last, factor, sq, sg, D, E, BM, ENDS == 2, False,
+                i0 + turn * BM, last, factor, sq, sg, D, E, BM, ENDS == 2, POINTS, VALUES, False,
             )  # fmt: skip
     for i0 in tl.range(full, last, BM):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, points, values, bias, q, g, offset, slope, seen, told, i0, last,
-            factor, sq, sg, D, E, BM, ENDS == 2, True,
+            factor, sq, sg, D, E, BM, ENDS == 2, POINTS, VALUES, True,
         )  # fmt: skip
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
-    for d in tl.static_range(D):
+    for d in tl.static_range(D if POINTS else 0):
         tl.store(dk + row * D + d, tl.sum(sum_k[d], 1) / LOG2E, mask=rows)
-    for e in tl.static_range(E):
+    for e in tl.static_range(E if VALUES else 0):
         tl.store(dv + row * E + e, tl.sum(sum_v[e], 1), mask=rows)
     tl.store(db + row, tl.sum(sum_b, 1), mask=rows)

@@ -131,7 +131,8 @@ def _keys_step(
     sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, delta, seen, told,
     scale, one, i0, last, sq, sg, shq,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
-    BM: tl.constexpr, TIMED: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr,
+    BM: tl.constexpr, TIMED: tl.constexpr, POINTS: tl.constexpr, VALUES: tl.constexpr,
+    SPLIT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     qs = block(q, i0, last, sq, D, D_PAD, BM, MASKED)
     high, low = qs, qs
@@ -147,12 +148,15 @@ def _keys_step(
     if TIMED:
         t = hidden(t, numbers(seen, i0, last, 1, -1, BM, MASKED)[None, :], told[:, None])
     p = tl.exp2(t)
-    if E > 0:
+    if VALUES:
         sum_v = _plus(sum_v, p.to(gs.dtype), gs, one, SPLIT)
+    if E > 0:
         ds = p * (_times(vs, gs.T, SPLIT) - delta[None, :])
     else:
         ds = p * -delta[None, :]
-    return _plus(sum_k, ds.to(qs.dtype), qs, one, SPLIT), sum_v, sum_b + tl.sum(ds, 1)
+    if POINTS:
+        sum_k = _plus(sum_k, ds.to(qs.dtype), qs, one, SPLIT)
+    return sum_k, sum_v, sum_b + tl.sum(ds, 1)
 
 
 @triton.jit
@@ -161,9 +165,12 @@ def keys(
     dk, dv, db, M, N, H, factor, one, sq, sk, sv, sb, sg, shq, shk,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
-    SPLIT: tl.constexpr, EVEN: tl.constexpr,
+    SPLIT: tl.constexpr, EVEN: tl.constexpr, POINTS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here."""
+    r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here.
+
+    $k'$ only where `POINTS` says so, and $v'$ where `VALUES` does.
+    """
     z, place, blocks = placed(N, BN)
     part = tl.program_id(1)
     j0 = place * BN
@@ -194,14 +201,15 @@ def keys(
     for i0 in tl.range(first, last, BM, num_stages=STAGES):
         sum_k, sum_v, sum_b = _keys_step(
             sum_k, sum_v, sum_b, ks, ks_low, vs, bias, q, q_high, q_low, g, offset, delta, seen,
-            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, ENDS == 2, SPLIT,
-            not EVEN,
+            told, scale, one, i0, last, sq, sg, shq, D, E, D_PAD, E_PAD, BM, ENDS == 2,
+            POINTS, VALUES, SPLIT, not EVEN,
         )  # fmt: skip
     row = (part.to(tl.int64) * (tl.num_programs(0) // blocks) + z) * N + j
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
-    at, mask = dk + row[:, None] * D + d[None, :], rows[:, None] & (d < D)[None, :]
-    tl.store(at, (sum_k * factor).to(dk.dtype.element_ty), mask=mask)
-    if E > 0:
+    if POINTS:
+        at, mask = dk + row[:, None] * D + d[None, :], rows[:, None] & (d < D)[None, :]
+        tl.store(at, (sum_k * factor).to(dk.dtype.element_ty), mask=mask)
+    if VALUES:
         at, mask = dv + row[:, None] * E + e[None, :], rows[:, None] & (e < E)[None, :]
         tl.store(at, sum_v.to(dv.dtype.element_ty), mask=mask)
     tl.store(db + row, sum_b, mask=rows)

@@ -1,0 +1,264 @@
+r"""The gradient of plain Sinkhorn steps on points, by one pass over the pairs for all steps.
+
+With scores $S_{ij}=s\langle q_i,k_j\rangle$ and masses $a_i,b_j$, step $t$ is
+
+$$R^t_i=\log\sum_je^{S_{ij}+G^{t-1}_j}b_j,\quad F^t=c_a-\tau_aR^t,\qquad
+  C^t_j=\log\sum_ie^{S_{ij}+F^t_i}a_i,\quad G^t=c_b-\tau_bC^t.$$
+
+What these log-integrals need for their own gradients is kept: their biases, and two summands of
+each, because a sum would be rounded relative to its size. With the weights
+$P^t_{ij}=e^{S_{ij}+\log b_j+G^{t-1}_j-R^t_i}$ and $Q^t_{ij}=e^{S_{ij}+\log a_i+F^t_i-C^t_j}$, the
+adjoint $u^t$ of $G^t$, which begins with the upstream gradient $u^K$, goes back through the
+adjoint $x^t$ of $F^t$:
+
+$$x^t_i=-\tau_b\sum_jQ^t_{ij}u^t_j,\qquad u^{t-1}_j=-\tau_a\sum_iP^t_{ij}x^t_i.$$
+
+Sums of these are the gradients in log-weights and constants: all $x^t$ in $\log a$ and $c_a$,
+$u^0,\dots,u^{K-1}$ in $\log b$, $u^1,\dots,u^K$ in $c_b$. The gradient in the scores is
+
+$$S'_{ij}=-\sum_t\bigl(\tau_b\,Q^t_{ij}u^t_j+\tau_a\,P^t_{ij}x^t_i\bigr).$$
+
+Its terms have the form $e^{S_{ij}+\varphi^t_i+\psi^t_j}A^t_iB^t_j$. Relative to the potentials
+$\varphi,\psi$ of one of them they add up to $e^{S_{ij}+\varphi_i+\psi_j}\langle A_i,B_j\rangle$,
+where the vectors $A_i,B_j$ have a number for each term, $A^t_ie^{\varphi^t_i-\varphi_i}$ and
+$B^t_je^{\psi^t_j-\psi_j}$. So one pass over the pairs gives the gradient in the points.
+
+Terms whose potentials are too far apart for these exponentials are in different groups, with a
+pass each. Where potentials are so large that their rounding matters, every term is a group of its
+own, because relative to others its weights do not quite add up to one.
+
+A symmetric step is $G^t=(G^{t-1}+F^t)/2$, and has no $Q^t$.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from .._tools.precision import reversed_order
+
+FAR = 30.0
+r"""How far apart, up to a constant, potentials of a group may be. Pairs whose weight is down to
+$e^{-60}$ in one term may still count in another, and float32 has numbers down to $e^{-87}$."""
+
+ROUNDING = 2.0**-17
+"""The relative rounding of weights from which on every term is a group of its own: in float32
+that of potentials of size 64."""
+
+WIDEST = 64
+"""The largest number of terms in a group."""
+
+Pair = tuple[Tensor, Tensor]
+"""A tensor of the queries and one of the keys, or two summands."""
+
+
+class Steps:
+    r"""What the steps are made of.
+
+    Args:
+        inputs: queries, keys, $\log a,\log b$, $G^0$, and $c_a,c_b$ unless they are 0.
+        times: of queries and keys, or nothing.
+        factors: $s,\tau_a,\tau_b$.
+        symmetric: whether steps are.
+        impl: the implementation of the reductions.
+    """
+
+    def __init__(
+        self, inputs: list[Tensor], times: list[Tensor], factors: list[float], symmetric: bool,
+        impl: str,
+    ) -> None:  # fmt: skip
+        q, k, self.log_a, self.log_b, self.start, *constants = inputs
+        self.points, self.constants = (q, k), constants or (0.0, 0.0)
+        scale, *self.damping = factors
+        self.symmetric, self.reductions = symmetric, ops.implementation(impl)
+        clock = (times[0], times[1]) if times else None
+        self._sides = [self.reductions.ready((q, k), self.log_b, scale, clock)]
+        if not symmetric:
+            back = None if clock is None else reversed_order(clock)
+            self._sides.append(self.reductions.ready((k, q), self.log_a, scale, back))
+
+    def swept(self, side: int, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """$R$ (side 0) or $C$ (side 1), and two summands of it."""
+        return self.reductions.swept(self._sides[side], bias)
+
+    def pulled(
+        self, side: int, kept: tuple[Tensor, Pair], c: Tensor, factors: Pair | None,
+        wanted: list[bool],
+    ) -> list[Any]:  # fmt: skip
+        r"""What weights $P$ (side 0) or $Q$ (side 1) hand on to queries, keys and their bias.
+
+        None stands for what is not wanted.
+
+        Args:
+            side: which.
+            kept: the bias, and two summands of the log-integrals.
+            c: one number for each log-integral, by which the weights are multiplied; plus
+            factors: $\langle A_i,B_j\rangle$ of these $A,B$; None for zeros.
+            wanted: which gradients.
+        """
+        turn = lambda two: two if side == 0 else (two[1], two[0])
+        of_both = None if factors is None else turn(factors)
+        *found, of_bias = self.reductions.pulled(
+            self._sides[side], *kept, c, of_both, [*turn(wanted[:2]), wanted[2]]
+        )
+        return [*turn(found), of_bias]
+
+
+def adjoint(
+    steps: Steps, record: Pair, grad: Tensor, wanted: list[bool]
+) -> tuple[list[Tensor], list[Tensor]]:
+    r"""Gradients in queries and in keys; then $\sum x^t$, $u^0$, and two sums of $u$.
+
+    The first of these is what reaches $G^{t-1}$ through $R^t$, the second what $C^t$ hands on.
+
+    Args:
+        steps: the steps.
+        record: what was kept of them: of numbers for each query two summands of $R^t$ and the bias
+            of $C^t$, of numbers for each key the bias of $R^t$ and two summands of $C^t$.
+        grad: $u^K$.
+        wanted: whether gradients in queries and in keys are.
+    """
+    terms, (tau_a, tau_b) = _Terms(steps, record), steps.damping
+    groups = terms.groups() if any(wanted) else []
+    alone = {group.start for group in groups if group.stop - group.start == 1}
+    points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in steps.points]
+    factors = list[Pair]()
+
+    def add(found: list[Any]) -> None:
+        """Add some terms to the gradients in the points, as far as they are wanted."""
+        points[:] = [x if y is None else x + y for x, y in zip(points, found, strict=True)]
+
+    def back(term: int, c: Tensor) -> Tensor:
+        """What a term hands on to its bias; one without others, to the points as well."""
+        want = wanted if term in alone else [False, False]
+        *found, to_bias = steps.pulled(*terms.kept(term), c, None, [*want, True])
+        if term in alone:
+            add(found)
+        return to_bias
+
+    a, b = ((logs != -torch.inf).to(logs.dtype) for logs in (steps.log_a, steps.log_b))
+    u, of_columns, of_rows, through_rows = grad, list[Tensor](), list[Tensor](), list[Tensor]()
+    for _ in record[0]:
+        of_columns.append(u)
+        if steps.symmetric:
+            x = u = u / 2
+        else:
+            c = -tau_b * u
+            x = back(len(factors), c)
+            factors.append((a, c))
+        of_rows.append(x)
+        c = -tau_a * x
+        y = back(len(factors), c)
+        factors.append((c, b))
+        through_rows.append(y)
+        u = u + y if steps.symmetric else y
+    for group in groups:
+        if group.start not in alone:
+            left, right = (torch.stack(side) for side in zip(*factors[group], strict=True))
+            add(terms.pulled(group, left, right, wanted))
+    sums = [torch.stack(x).sum(0) for x in (of_rows, through_rows, of_columns)]
+    return points, [sums[0], u, *sums[1:]]
+
+
+class _Terms:
+    r"""The terms of the gradient in the scores, and their potentials $\varphi,\psi$.
+
+    They are ordered as they are met on the way back: $Q^K,P^K,Q^{K-1},\dots,P^1$.
+
+    Args:
+        steps: the steps.
+        record: as in `adjoint`.
+    """
+
+    def __init__(self, steps: Steps, record: Pair) -> None:
+        self.steps, self.unit = steps, steps.reductions.IN_BASE
+        of_queries, of_keys = ([x.flip(0) for x in kept.unbind(1)] for kept in record)
+        self._kept = [(of_keys[0], of_queries[:2])]
+        if not steps.symmetric:
+            self._kept = [(of_queries[2], of_keys[1:]), *self._kept]
+        self.count = len(self._kept) * len(record[0])
+        self.live = torch.cat([steps.log_b, steps.log_a], -1) != -torch.inf
+
+    def kept(self, term: int) -> tuple[int, tuple[Tensor, Pair]]:
+        """Which side a term is from, its bias, and two summands of the log-integral."""
+        step, kind = divmod(term, len(self._kept))
+        bias, (high, low) = self._kept[kind]
+        return len(self._kept) - 1 - kind, (bias[step], (high[step], low[step]))
+
+    def potentials(self, group: slice, dtype: torch.dtype) -> list[Tensor]:
+        r"""$\varphi,\psi$ of some terms, in the base of the implementation."""
+        kinds, logarithm = len(self._kept), self.steps.reductions.logarithm
+        first, last = group.start // kinds, -(-group.stop // kinds)
+        sides = list[Pair]()
+        for bias, (high, low) in self._kept:
+            tilt = (bias[first:last] * self.unit).to(dtype)
+            whole = -high[first:last].to(dtype) - logarithm(low[first:last].to(dtype))
+            sides.append((tilt, whole) if len(sides) < kinds - 1 else (whole, tilt))
+        inside = slice(group.start - first * kinds, group.stop - first * kinds)
+        merged = zip(*sides, strict=True)
+        return [torch.stack(both, 1).flatten(0, 1)[inside] for both in merged]
+
+    def _ranges(self, x: Tensor) -> Pair:
+        """The smallest and the largest number, over keys and queries with mass."""
+        low = x.masked_fill(~self.live, torch.inf).amin(-1, keepdim=True)
+        return low, x.masked_fill(~self.live, -torch.inf).amax(-1, keepdim=True)
+
+    def groups(self) -> list[slice]:
+        """Terms that follow each other, none of them far from the first, and none of them large.
+
+        Up to a constant that one side gives to the other. This waits for the device; while a CUDA
+        graph is recorded, it cannot, and every term is alone.
+        """
+        if self.live.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return [slice(i, i + 1) for i in range(self.count)]
+        starts, far = [0], 0.0
+        for i, distance in enumerate(self._distances().tolist(), start=1):
+            far += distance
+            if not far <= FAR or i - starts[-1] == WIDEST:
+                starts.append(i)
+                far = 0.0
+        return [slice(*ends) for ends in pairwise([*starts, self.count])]
+
+    def _distances(self) -> Tensor:
+        """How far each term is from the next, without masses; infinite if one of them is large."""
+        dtype = self.steps.log_a.dtype
+        phi, psi = self.potentials(slice(0, self.count), dtype)
+        whole = torch.cat([psi, -phi], -1) / self.unit
+        plain = whole.clone()
+        n, kinds = psi.shape[-1], len(self._kept)
+        plain[kinds - 1 :: kinds, ..., :n] -= self.steps.log_b
+        if kinds == 2:
+            plain[::2, ..., n:] += self.steps.log_a
+        span = lambda x: torch.sub(*reversed(self._ranges(x))).flatten(1).amax(1) / 2
+        low, high = self._ranges(whole)
+        size = torch.maximum(high, -low).flatten(1).amax(1)
+        large = size * torch.finfo(dtype).eps > ROUNDING
+        apart = large[1:] | large[:-1] | (span(whole.diff(dim=0)) > FAR)
+        return span(plain.diff(dim=0)).masked_fill(apart, torch.inf)
+
+    def pulled(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> list[Any]:
+        r"""Gradients in the points by one pass, relative to the potentials of the first term.
+
+        Of the constants that can be added to $\varphi$ and taken from $\psi$, the one with the
+        smallest exponents is chosen. Exponents are formed in float64, because the exponentials of
+        many terms may nearly cancel.
+
+        Args:
+            group: the terms.
+            left: $A^t$ of each.
+            right: $B^t$ of each.
+            wanted: whether gradients in queries and in keys are.
+        """
+        phi, psi = ((x - x[:1]) / self.unit for x in self.potentials(group, torch.float64))
+        low, high = self._ranges(torch.cat([psi, -phi], -1))
+        middle = (low + high) / 2
+        left = (phi + middle).masked_fill(left == 0, 0).exp().to(left.dtype) * left
+        right = (psi - middle).masked_fill(right == 0, 0).exp().to(right.dtype) * right
+        side, kept = self.kept(group.start)
+        factors = (left.movedim(0, -1), right.movedim(0, -1))
+        none = torch.zeros_like(kept[1][0])
+        return self.steps.pulled(side, kept, none, factors, [*wanted, False])[:2]
