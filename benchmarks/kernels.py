@@ -477,7 +477,9 @@ def main():
         wrong = [
             name for name, call in calls.items() if name.startswith("ours") and not call["right"]
         ]
-        found[row.name] = {"about": machine(device), "limits": rates, "calls": calls}
+        found[row.name] = {
+            "about": machine(device), "limits": rates, "calls": calls, "absent": row.absent,
+        }  # fmt: skip
         print(markdown([row], found), flush=True)
         if wrong:
             sys.exit(f"{row.name}: {', '.join(wrong)}: the result is wrong, or there is none.")

@@ -188,35 +188,43 @@ def markdown(rows, found):
             entry = found.get(row.name)
             if entry is None or entry["about"] != about:
                 continue
-            calls = entry["calls"]
-            first = next(iter(calls.values()))
-            for k, (name, call) in enumerate(calls.items()):
-                line = figures(row, first, call, entry.get("limits"))
+            for k, (name, call, ours) in enumerate(compared(entry["calls"])):
+                line = figures(row, ours, call, entry.get("limits"))
                 cells.append([row.words if k == 0 else "", name, *line])
-            absent |= row.absent
+            for name, why in entry.get("absent", {}).items():
+                absent.setdefault(f"{name} ({why})", []).append(row.words)
         if not cells:
             continue
         cells = [c + [""] * (len(header) - len(c)) for c in cells]
         columns = [k for k in range(len(header)) if k < 2 or any(c[k] for c in cells)]
         shown = [[c[k] for k in columns] for c in [header, *cells]]
         parts += [about, "", table(shown[0], shown[1:]), ""]
-        if absent:
-            words = ", ".join(f"{name} ({why})" for name, why in absent.items())
-            parts += [f"Not run there: {words}.", ""]
+        for name, (first, *others) in absent.items():
+            more = f" and {len(others)} more" if others else ""
+            parts += [f'Not run: {name}, for "{first}"{more}.', ""]
     return "\n".join(parts)
 
 
-def figures(row, first, call, limits):
-    """The cells of one implementation."""
+def compared(calls):
+    """Each implementation, and which of ours it is compared with: the last one before it."""
+    first = ours = next(iter(calls.values()), None)
+    for name, call in calls.items():
+        if name.startswith("ours"):
+            ours = call
+        yield name, call, first if call is ours else ours
+
+
+def figures(row, ours, call, limits):
+    """The cells of one implementation, beside one of ours."""
     if "failure" in call:
         return [f"failed: {call['failure'].splitlines()[0][:60]}"]
     if "forward" not in call:
         return ["wrong", "", "", "", "", "", f"{call['error']:.0e}"]
     ms = lambda key: f"{1e3 * call[key]:.3g}" if call.get(key) else ""
     ratios = [
-        f"{first[key] / call[key]:.2f}"
+        f"{ours[key] / call[key]:.2f}"
         for key in ("forward", "both")
-        if first.get(key) and call.get(key) and first is not call
+        if ours.get(key) and call.get(key) and ours is not call
     ]
     rate = row.pairs / call["forward"] / 1e9
     rate = "" if not row.pairs else f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"
@@ -248,10 +256,8 @@ def picture(rows, found, file):
     plt.style.use(HERE.parent / "examples" / "style.mplstyle")
     points = []
     for row in rows:
-        calls = found.get(row.name, {}).get("calls", {})
-        ours = next((c for c in calls.values() if "forward" in c and c["right"]), None)
-        for name, call in calls.items():
-            if ours is None or name.startswith("ours") or "forward" not in call:
+        for name, call, ours in compared(found.get(row.name, {}).get("calls", {})):
+            if name.startswith("ours") or "forward" not in call or "forward" not in ours:
                 continue
             for key, marker in (("forward", "o"), ("both", "s")):
                 if call.get(key) and ours.get(key):
@@ -260,7 +266,7 @@ def picture(rows, found, file):
         return
     lines = list(dict.fromkeys(p[0] for p in points))
     names = list(dict.fromkeys(p[1] for p in points))
-    colours = plt.get_cmap("tab10").colors
+    colours = plt.get_cmap("tab20").colors
     figure, axis = plt.subplots(figsize=(9, 1.0 + 0.28 * len(lines)))
     for line, name, ratio, marker in points:
         axis.plot(ratio, lines.index(line), marker, color=colours[names.index(name)])
