@@ -27,7 +27,7 @@ Terms whose potentials are too far apart for these exponentials are in different
 pass each. Where potentials are so large that their rounding matters, every term is a group of its
 own, because relative to others its weights do not quite add up to one.
 
-A symmetric step is $G^t=(G^{t-1}+F^t)/2$, and has no $Q^t$.
+A symmetric step is $G^t=(G^{t-1}+F^t)/2$. It has no $Q^t$, and no gradient in $\log a$ and $c_b$.
 """
 
 from __future__ import annotations
