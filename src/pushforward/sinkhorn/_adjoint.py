@@ -96,8 +96,9 @@ class Steps:
         Args:
             side: which.
             kept: the bias, and two summands of the log-integrals.
-            c: one number for each log-integral, by which the weights are multiplied; plus
-            factors: $\langle A_i,B_j\rangle$ of these $A,B$; None for zeros.
+            c: a number for each log-integral. Weights are multiplied by it, plus
+                $\langle A_i,B_j\rangle$.
+            factors: $A,B$; None for zeros.
             wanted: which gradients.
         """
         turn = lambda two: two if side == 0 else (two[1], two[0])
@@ -113,7 +114,8 @@ def adjoint(
 ) -> tuple[list[Tensor], list[Tensor]]:
     r"""Gradients in queries and in keys; then $\sum x^t$, $u^0$, and two sums of $u$.
 
-    The first of these is what reaches $G^{t-1}$ through $R^t$, the second what $C^t$ hands on.
+    Of the two, the first has what reaches $G^{t-1}$ through $R^t$, and the second what reaches
+    $G^t$.
 
     Args:
         steps: the steps.
