@@ -206,7 +206,10 @@ def markdown(rows, found):
 
 
 def compared(calls):
-    """Each implementation, and which of ours it is compared with: the last one before it."""
+    """Each implementation, and which of ours it is compared with.
+
+    That is the last one before it, and for each of ours the first.
+    """
     first = ours = next(iter(calls.values()), None)
     for name, call in calls.items():
         if name.startswith("ours"):

@@ -185,7 +185,8 @@ float32. The ratio should be below 1.5.
 Measured by `benchmarks/kernels.py`, in float32. "With gradients" is the forward and the backward
 pass, with gradients of queries, keys, values and weights. The error is relative to a computation
 in float64, and a time counts only if the error is small. "Ours / it" is our time over that of
-another, forward and with gradients, measured in the same run. Weights are a mask for PyTorch's
+another, forward and with gradients, measured in the same run. Where a row has several of ours,
+"ours" is the last one above, and for ours the first. Weights are a mask for PyTorch's
 `scaled_dot_product_attention` (SDPA), and then it has no gradient in them.
 
 ![Times of others as multiples of ours](assets/kernels_cpu.png)

@@ -95,7 +95,7 @@ def test_huge_logits_and_shifts(dtype):
 
 
 CYCLE = [[0.0, -100, -300], [-300, 0, 50], [50, -300, 0]]
-"""The identity and a cycle, of equal weight; the power of -100 is no number in float32."""
+"""The identity and a cycle, of equal weight; the exponential of -100 underflows in float32."""
 
 
 def test_a_power_that_vanishes_counts():

@@ -197,11 +197,11 @@ def test_shares_of_wide_points():
             assert plan.programs == 1 or problems * plan.programs <= 132 * plan.resident
     assert launch.wide_planned(1, 9, 9, 256, halves=2, processors=8, memory=65_536) is None
     plan = launch._wide_plan(torch.empty(20, 5), torch.empty(600, 5))
-    assert ON_GPU or plan.parts[0] > 1
+    assert ON_GPU or plan.shares[0] > 1
 
 
 def test_gradients_go_through_the_steps():
-    """With gradients the steps are taken one by one; without, they are one launch."""
+    """With gradients the steps are recorded; without, they are one launch. Both are the same."""
     (x, log_a), k = cloud(6, 2), cloud(5, 2)
     mu, nu = pf.Measure(x.requires_grad_(), log_weights=log_a), pf.Measure(k[0])
     call = lambda: pf.relate(

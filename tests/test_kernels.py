@@ -327,7 +327,7 @@ HOPPER = {
 
 
 def test_which_points_the_copying_unit_reads():
-    """Heads of a projection as they are; never half an element's address, nor the same twice."""
+    """Heads of a projection as they are; no address that is not aligned, no copies of one head."""
     from pushforward.ops.kernels._hopper import _copied, available
 
     x = torch.empty(2, 9, 3, 40, dtype=torch.bfloat16).transpose(1, 2)

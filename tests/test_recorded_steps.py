@@ -89,6 +89,13 @@ CASES = {
     "far start": lambda: (case(cloud(20, 3), cloud(14, 3), eps=0.1, start=300.0), 3),
     "symmetric": lambda: (case(x := cloud(2, 15, 3, dead=True), x, eps=1.0), 5),
     "symmetric, shown": lambda: (case(x := cloud(15, 3, dead=True), x, eps=1.0, shown=True), 5),
+    "symmetric, slack and masses": lambda: (
+        case(
+            x := cloud(15, 3), x, eps=1.0, slack=(2.0, 2.0),
+            masses=(torch.tensor([0.3]), torch.tensor([0.3])),
+        ),
+        5,
+    ),
 }  # fmt: skip
 
 

@@ -269,7 +269,7 @@ def test_no_matrices_at_all():
 
 
 def test_a_power_that_vanishes_counts():
-    """The identity and a cycle, of equal weight; the power of -100 is no number in float32."""
+    """The identity and a cycle, of equal weight; the exponential of -100 underflows in float32."""
     logits = torch.tensor([[0.0, -100, -300], [-300, 0, 50], [50, -300, 0]])
     half = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
     for scale, dtype in ((1, torch.float32), (10, torch.float64)):

@@ -121,7 +121,8 @@ class PointScores(Scores):
     ) -> Tensor | None:  # fmt: skip
         r"""The potential of the keys after Sinkhorn steps from `g`, all in one launch.
 
-        None where that cannot be: it needs an NVIDIA GPU, and no gradients.
+        None where that cannot be: it needs an NVIDIA GPU, points that are not too wide, numbers in
+        float32, no times and no gradients.
 
         Args:
             logs: log-weights of queries and keys.

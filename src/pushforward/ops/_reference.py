@@ -47,7 +47,7 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times) -> T
 
 
 def _products(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
-    r"""$s\langle q_i,k_j\rangle+b_j$ in one operation, which small problems are short of."""
+    r"""$s\langle q_i,k_j\rangle+b_j$ in one operation, as small problems pay for each."""
     batch = q.shape[:-2]
     if torch.compiler.is_compiling() or k.shape[:-2] != batch:
         return scale * (q @ k.mT) + bias[..., None, :]  # what a compiler fuses with the softmax

@@ -27,7 +27,7 @@ Terms whose potentials are too far apart for these exponentials are in different
 pass each. Where potentials are so large that their rounding matters, every term is a group of its
 own, because relative to others its weights do not quite add up to one.
 
-A symmetric step is $G^t=(G^{t-1}+F^t)/2$, and has no $Q^t$.
+A symmetric step is $G^t=(G^{t-1}+F^t)/2$. It has no $Q^t$, and no gradient in $\log a$ and $c_b$.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ class Steps:
         Args:
             side: which.
             kept: the bias, and two summands of the log-integrals.
-            c: one number for each log-integral, by which the weights are multiplied; plus
-            factors: $\langle A_i,B_j\rangle$ of these $A,B$; None for zeros.
+            c: a number for each log-integral. Weights are multiplied by it, plus
+                $\langle A_i,B_j\rangle$.
+            factors: $A,B$; None for zeros.
             wanted: which gradients.
         """
         turn = lambda two: two if side == 0 else (two[1], two[0])
@@ -113,7 +114,8 @@ def adjoint(
 ) -> tuple[list[Tensor], list[Tensor]]:
     r"""Gradients in queries and in keys; then $\sum x^t$, $u^0$, and two sums of $u$.
 
-    The first of these is what reaches $G^{t-1}$ through $R^t$, the second what $C^t$ hands on.
+    Of the two, the first has what reaches $G^{t-1}$ through $R^t$, and the second what reaches
+    $G^t$.
 
     Args:
         steps: the steps.

@@ -175,7 +175,9 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
         q, k, of_rows, start, through_rows, of_columns = steps_backward(
             inputs, times, *ctx.options, record, grad, wanted[:2]
         )
-    in_log_a = torch.zeros_like(of_rows) if ctx.options[1] else of_rows
+    in_log_a = of_rows
+    if ctx.options[1]:  # symmetric steps have neither log a nor the constant of the keys
+        in_log_a, of_columns = torch.zeros_like(of_rows), torch.zeros_like(of_columns)
     found = [q, k, in_log_a, through_rows, start, of_rows, of_columns][: ctx.count]
     chosen = [x if want else None for x, want in zip(found, wanted, strict=True)]
     return chosen, [None] * len(times), None, None, None, None

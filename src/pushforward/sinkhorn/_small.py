@@ -8,7 +8,7 @@ the batch is also the innermost axis in memory, so that every operation runs ove
 lines; larger ones stay as they come, a permuted view of (batch, row, column). `_batch_last` and
 `_batch_first` convert, `_reduce` and `_select` work on both.
 
-On an NVIDIA GPU matrices of at most 64 rows go to kernels with the same method (`ops.kernels`).
+On an NVIDIA GPU small matrices go to kernels with the same method (`ops.kernels`).
 """
 
 import math
@@ -39,7 +39,7 @@ SMALL = 16
 faster than LAPACK."""
 
 LARGEST, WITH_GRADIENT = 64, 32
-"""The most rows of matrices that kernels scale, and where a gradient is wanted."""
+"""The most rows of matrices that kernels scale, without a gradient and with one."""
 
 CHUNK = 2**21
 """Entries that a CPU scales together: batches that exceed its caches are faster in pieces."""
@@ -203,9 +203,9 @@ def _scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, 
 
 
 def _vanishing(logits: Tensor) -> Tensor:
-    """Which matrices have an allowed logit whose power, relative to its row, is no number.
+    """Which matrices have an allowed logit whose exponential, relative to its row, underflows.
 
-    It might count after columns are scaled. Annealing knows, because it begins hot.
+    Its entry may be large once columns are scaled. Annealing keeps it, because it begins hot.
     """
     lowest = math.log(torch.finfo(logits.dtype).tiny)
     if logits.numel() and logits.amin() - logits.amax() > lowest:

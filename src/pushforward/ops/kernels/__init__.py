@@ -1,4 +1,4 @@
-"""The reductions, decaying sums and small matrices as Triton kernels for NVIDIA GPUs.
+"""The reductions, Sinkhorn steps, decaying sums and small matrices on NVIDIA GPUs, in Triton.
 
 Narrow points (at most four coordinates) run on the ordinary arithmetic units, wide ones on tensor
 cores. Inputs in float32 are accurate to float32: numbers are split into halves where tensor cores
@@ -30,7 +30,7 @@ WIDEST = 256
 """The largest width of points and of values."""
 
 IN_BASE = math.log2(math.e)
-"""What natural logarithms are multiplied by to be like those of `swept`: here they have base 2."""
+"""What natural logarithms are multiplied by to be like the shifts of `swept`, of base 2 here."""
 
 logarithm = torch.log2
 """The second summand of a log-integral, of what `swept` keeps of it."""
@@ -128,8 +128,8 @@ def decaying_sum(x: Tensor, y: Tensor, v: Tensor, power: float) -> Tensor:
 
 def has_radial(x: Tensor, v: Tensor) -> bool:
     """Whether kernels for decaying sums take points and values of these widths and dtypes."""
-    fits = x.shape[-1] <= NARROW and v.shape[-1] <= RADIAL_WIDTH
-    return fits and x.dtype == v.dtype == torch.float32
+    narrow = x.shape[-1] <= NARROW and v.shape[-1] <= RADIAL_WIDTH
+    return narrow and x.dtype == v.dtype == torch.float32
 
 
 def has_steps(q: Tensor, k: Tensor) -> bool:

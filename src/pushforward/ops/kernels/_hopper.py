@@ -71,8 +71,8 @@ def forward(
     )  # fmt: skip
 
 
-def _steps(x: Tensor) -> list[int]:
-    """Strides, and an aligned number where there is no second entry."""
+def _strides_of_rows(x: Tensor) -> list[int]:
+    """Strides of all axes but the last; an aligned number where there is no second entry."""
     return [s if size > 1 else ALIGNED for s, size in zip(x.stride(), x.shape[:-1], strict=False)]
 
 
@@ -81,7 +81,7 @@ def _copied(x: Tensor) -> bool:
     return (
         x.stride(-1) == 1
         and x.data_ptr() % 16 == 0
-        and all(s > 0 and s % ALIGNED == 0 for s in _steps(x))
+        and all(s > 0 and s % ALIGNED == 0 for s in _strides_of_rows(x))
     )
 
 
@@ -90,7 +90,8 @@ def _described(x: Tensor, rows: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     block = [1, 1, rows, padded_width(x.shape[-1])]
-    return TensorDescriptor(x, list(x.shape), [*_steps(x), 1], block, _layout(x.dtype, *block[2:]))
+    steps, layout = [*_strides_of_rows(x), 1], _layout(x.dtype, *block[2:])
+    return TensorDescriptor(x, list(x.shape), steps, block, layout)
 
 
 @cache

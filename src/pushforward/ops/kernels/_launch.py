@@ -70,7 +70,7 @@ def forward(
     if result.peak.numel() == 0:
         return result
     large = problems * m * n >= LARGE and clock is None
-    if known is None or thin:
+    if known is None or thin:  # narrow points need the highest of these very biases
         known = ready(q, k, v, bias, timed=clock is not None, values=True)
     found, high, low = known
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
@@ -120,8 +120,9 @@ def backward(
     $$c_i=\ell'_i-\langle o'_i,o_i\rangle,\quad S'_{ij}=P_{ij}\,(\langle o'_i,v_j\rangle+c_i),\quad
       q'=s\,S'k,\quad k'=s\,S'^\top q,\quad v'=P^\top o',\quad b'_j=\sum_iS'_{ij}.$$
 
-    In float32 the weights are formed relative to the largest score, and $o'$ and $c$ are divided
-    by the total instead. So the gradients of large scores are as accurate as their differences.
+    In float32, and for narrow points, the weights are formed relative to the shift, and $o'$ and
+    $c$ are divided by the total instead. So the gradients of large scores are as accurate as
+    their differences.
     """
     q, k, v, bias = inputs
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]

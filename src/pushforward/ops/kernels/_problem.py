@@ -19,7 +19,7 @@ LARGE = 1 << 26
 """From this many pairs on, a survey of the points costs less than it saves."""
 
 LATEST = 2**31 - 1
-"""The rank of a query that sees everything."""
+"""The highest rank: that of a query that sees everything, and of a key past the end."""
 
 SIZE, STEPS = 256, 2
 """Points that are read at once, and how often, by a program that reads each once."""
@@ -46,8 +46,8 @@ def survey(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, points: bool, value
 class Halves(NamedTuple):
     r"""Float32 points as $x=2^{-e}(x_h+x_l)$ with float16 $x_h,x_l$, to about 23 bits.
 
-    They have zeros up to a power of two. The largest number becomes about 2^15, and numbers down
-    to 2^-18 of it keep all their bits. A survey knows $e$.
+    They have zeros up to a power of two. The largest number comes to lie between 2^14 and 2^15,
+    and numbers down to 2^-18 of it keep all their bits. A survey knows $e$.
 
     Args:
         high: $x_h$ of queries, keys and values.

@@ -43,7 +43,7 @@ def processors(device: torch.device) -> int:
 def columns(pairs: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Points stored coordinate by coordinate, so that neighbours are read together.
 
-    For few pairs a copy does not pay, and they stay as they are; also if they are stored so.
+    They stay as they are where they lie so already, and for few pairs, where a copy does not pay.
     """
     if pairs < 1 << 22 or all(t.stride(-2) == 1 or t.shape[-1] == 0 for t in (x, y)):
         return x, y

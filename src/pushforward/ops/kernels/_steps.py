@@ -31,8 +31,8 @@ def run_steps(
     """The potential of the keys after `count` Sinkhorn steps from `start`."""
     launch = _narrow if points[0].shape[-1] <= NARROW else _wide
     for done in range(0, count, MOST):
-        halves = min(count - done, MOST) * (1 if symmetric else 2)
-        start = launch(points, logs, constants, start, factor, damping, halves, symmetric)
+        half_steps = min(count - done, MOST) * (1 if symmetric else 2)
+        start = launch(points, logs, constants, start, factor, damping, half_steps, symmetric)
     return start
 
 
@@ -43,7 +43,7 @@ def fits(q: Tensor, k: Tensor) -> bool:
 
 def _narrow(
     points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
-    factor: float, damping: list[float], halves: int, symmetric: bool,
+    factor: float, damping: list[float], half_steps: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
     """One launch for points of at most `NARROW` coordinates."""
     q, k = points
@@ -60,7 +60,7 @@ def _narrow(
     given = (*logs, *(constants or (None, None)), start)
     counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
     steps.run[(problems * plan.programs,)](
-        q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, halves,
+        q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, half_steps,
         plan.programs, strides(q), strides(k), *map(_strides, given),
         D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, ALONE=alone,
         SHIFTED=bool(constants), SYMMETRIC=symmetric, num_warps=plan.warps,
@@ -71,7 +71,7 @@ def _narrow(
 
 def _wide(
     points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
-    factor: float, damping: list[float], halves: int, symmetric: bool,
+    factor: float, damping: list[float], half_steps: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
     """One launch for wider points, on tensor cores."""
     q, k = points
@@ -92,7 +92,7 @@ def _wide(
     block = max(tile.rows, tile.columns)
     sides = [-(-size // block) * block for size in (m, n)]
     room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
-    divided = max(plan.parts) > 1
+    divided = max(plan.shares) > 1
     shared = q.new_empty(problems * 2 * SHARES * max(sides) if divided else 0, dtype=torch.float32)
     blocks = sum(sides) // tile.rows
     waits = not alone or divided
@@ -101,9 +101,9 @@ def _wide(
     given = (*logs, *(constants or (None, None)), start)
     wide_steps.run[(problems * plan.programs,)](
         *operands, *given, out, room, shared, counters, m, n, q.shape[1], factor,
-        *damping, halves, plan.programs, *plan.parts, strides(operands[0]), strides(operands[1]),
-        *map(_strides, given),
-        D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, PARTS=SHARES, STAGES=tile.stages,
+        *damping, half_steps, plan.programs, *plan.shares,
+        strides(operands[0]), strides(operands[1]), *map(_strides, given),
+        D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, SHARES=SHARES, STAGES=tile.stages,
         ALONE=alone, SPLIT=split, SHIFTED=bool(constants), SYMMETRIC=symmetric,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=plan.registers,
         launch_cooperative_grid=not alone,

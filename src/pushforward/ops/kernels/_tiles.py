@@ -15,10 +15,15 @@ Pass = Literal["forward", "log", "queries", "keys"]
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, stages of its pipeline.
+    """A tile, and the program that works on it.
 
-    And the registers that a thread may take at most, where fewer than it would make more programs
-    fit without being moved to memory.
+    Args:
+        rows: queries.
+        columns: keys.
+        warps: warps of the program.
+        stages: stages of its pipeline.
+        registers: how many a thread may take at most, where such a limit lets more programs fit
+            and still moves nothing to memory; None for no limit.
     """
 
     rows: int
@@ -49,7 +54,7 @@ HALF_TILES: dict[Pass, dict[int, Tile]] = {
     "queries": {64: Tile(128, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
     "keys": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 256: Tile(32, 64, 4, 2)},
 }
-"""For points in half precision, up to each width."""
+"""For wide points in half precision, up to each width."""
 
 SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
     "log": {16: Tile(64, 128, 4, 3), 64: Tile(128, 128, 4, 2), 256: Tile(64, 32, 4, 2)},
@@ -57,14 +62,13 @@ SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
     "queries": {64: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
     "keys": {64: Tile(32, 64, 4, 2), 256: Tile(32, 32, 4, 1)},
 }
-"""For points in float32, which are split into halves."""
-
+"""For wide points in float32, which are split into halves."""
 
 HOPPER_WIDTHS = range(17, 65)
 """Widths at which the kernel in Gluon is faster."""
 
 HOPPER_TILES = {0: Tile(128, 128, 4, 2), 1: Tile(256, 64, 4, 3), 2: Tile(128, 128, 4, 2)}
-"""Those of its modes, see `programs.wide.forward`: rows are those of two groups of warps."""
+"""Those of its modes, see `programs.wide.forward`. Two groups of as many warps share the rows."""
 
 
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
@@ -138,11 +142,11 @@ class WidePlan(NamedTuple):
     tile: Tile
     resident: int
     programs: int
-    parts: tuple[int, int]
+    shares: tuple[int, int]
 
     @property
     def registers(self) -> int:
-        """How many registers a thread may take, so that all of them fit."""
+        """How many registers a thread may take, so that all programs fit."""
         return min(255, 2048 // (self.resident * self.tile.warps) // 8 * 8)
 
 
@@ -165,7 +169,7 @@ STEP_TILES: dict[int, Resident] = FEW_STEP_TILES | {
 """The same for more of them."""
 
 SHARES = 16
-"""The largest number of shares."""
+"""The largest number of shares of columns, a power of two."""
 
 
 def wide_planned(
@@ -195,11 +199,11 @@ def wide_planned(
         return None
     programs = max(1, processors * resident // problems)
 
-    def shares(rows: int, columns: int) -> int:
+    def divided(rows: int, columns: int) -> int:
         blocks, most = -(-rows // tile.rows), max(1, columns // (2 * tile.columns))
-        load = lambda parts: -(-blocks * parts // programs) / parts * (1 + 0.02 * parts)
-        return min((2**k for k in range(5) if 2**k <= min(most, SHARES)), key=load)
+        load = lambda count: -(-blocks * count // programs) / count * (1 + 0.02 * count)
+        return min((2**k for k in range(SHARES.bit_length()) if 2**k <= most), key=load)
 
-    parts = shares(m, n), shares(n, m)
-    units = max(-(-m // tile.rows) * parts[0], -(-n // tile.rows) * parts[1])
-    return WidePlan(tile, resident, min(programs, units), parts)
+    shares = divided(m, n), divided(n, m)
+    units = max(-(-m // tile.rows) * shares[0], -(-n // tile.rows) * shares[1])
+    return WidePlan(tile, resident, min(programs, units), shares)

@@ -17,7 +17,7 @@ HIGHEST: tl.constexpr = tl.constexpr(6)
 END: tl.constexpr = tl.constexpr(7)
 
 BOUND: tl.constexpr = tl.constexpr(60.0)
-"""Up to this size of the scores, in base 2, weights need no maximum: their sums stay in range."""
+"""Up to this size of the scores, in base 2, narrow points need no maximum: sums stay in range."""
 
 LATEST: tl.constexpr = tl.constexpr(2147483647)
 """The time of a key that no query sees."""

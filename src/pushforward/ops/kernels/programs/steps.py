@@ -130,10 +130,10 @@ def _largest(
     return tl.where(top == -float("inf"), 0.0, top)
 
 
-@triton.jit(do_not_specialize=["M", "N", "H", "halves", "programs"])
+@triton.jit(do_not_specialize=["M", "N", "H", "half_steps", "programs"])
 def run(
     q, k, log_a, log_b, constant_a, constant_b, start, out, room, counters,
-    M, N, H, factor, tau_a, tau_b, halves, programs, sq, sk, sla, slb, sca, scb, ss,
+    M, N, H, factor, tau_a, tau_b, half_steps, programs, sq, sk, sla, slb, sca, scb, ss,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
     ALONE: tl.constexpr, SHIFTED: tl.constexpr, SYMMETRIC: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +162,7 @@ def run(
     tau, other_tau, other_count = tau_a, tau_b, N
     target = programs
     met(counter, target, ALONE)
-    for half in tl.range(0, halves):
+    for half in tl.range(0, half_steps):
         for i0 in tl.range(part * BM, count, programs * BM):
             i = i0 + tl.arange(0, BM)
             at = rows + i
@@ -192,7 +192,7 @@ def run(
                 )
             integral = shift + tl.log2(total)
             value = renewed(rows, columns, i, length, integral, integral, tau, D, SYMMETRIC)
-            final = (i < count) & (half == halves - 1)
+            final = (i < count) & (half == half_steps - 1)
             tl.store(out + z.to(tl.int64) * N + i, value * LN2, mask=final)
         target += programs
         met(counter, target, ALONE)

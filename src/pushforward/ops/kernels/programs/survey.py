@@ -145,8 +145,8 @@ def upstream(
     r"""What each query hands on in the backward pass: a gradient, a summand, an offset of scores.
 
     With $c=\ell'-\langle o',o\rangle$ they are $o'$, $c$ and the log-integral; or, with `DIVIDE`,
-    $o'$ and $c$ over the total, and the largest score; `NEGATIVE` gives $-c$. A query that sees no
-    mass hands on zeros, and its weights relative to infinity are zeros.
+    $o'$ and $c$ over the total, and the shift of the scores; `NEGATIVE` gives $-c$. A query
+    that sees no mass hands on zeros, and its weights relative to infinity are zeros.
     """
     z, place, _ = placed(M, SIZE)
     i = place * SIZE + tl.arange(0, SIZE)
@@ -182,14 +182,14 @@ def upstream(
 
 @triton.jit
 def merge(
-    parts_out, parts_peak, parts_total, out, peak, total, log_z, rows, PARTS,
+    parts_out, parts_peak, parts_total, out, peak, total, log_z, rows, parts,
     E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The result of several programs, each of which has seen some of the keys."""
     i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     there = i < rows
     top = tl.full([SIZE], -float("inf"), tl.float32)
-    for part in tl.range(0, PARTS):
+    for part in tl.range(0, parts):
         at = part * rows + i
         top = tl.maximum(top, tl.load(parts_peak + at, mask=there, other=-float("inf")))
     base = tl.where(top == -float("inf"), 0.0, top)
@@ -197,7 +197,7 @@ def merge(
     inside = there[:, None] & (e < E)[None, :]
     sums = tl.zeros([SIZE], tl.float32)
     mean = tl.zeros([SIZE, E_PAD], tl.float32)
-    for part in tl.range(0, PARTS):
+    for part in tl.range(0, parts):
         at = part * rows + i
         shift = tl.load(parts_peak + at, mask=there, other=-float("inf")) - base
         weight = tl.load(parts_total + at, mask=there, other=0.0) * tl.exp2(shift)

@@ -37,7 +37,7 @@ def _times(a, b, SPLIT: tl.constexpr):
 
 @triton.jit
 def _plus(total, a, b, one, SPLIT: tl.constexpr):
-    """A sum of matrix products; in float32 each product is added in float32, see `_wide`."""
+    """A sum of matrix products; in float32 each product is added in float32, see `wide`."""
     if SPLIT:
         return total * one + _times(a, b, SPLIT)
     return tl.dot(a, b, total)

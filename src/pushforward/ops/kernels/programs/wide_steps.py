@@ -72,32 +72,32 @@ def _largest_and_sums(
 
 
 @triton.jit
-def _combined(peaks, sums, i, parts, length, PARTS: tl.constexpr):
+def _combined(peaks, sums, i, shares, length, SHARES: tl.constexpr):
     """The largest shift of all shares, and the sum relative to it."""
-    part = tl.arange(0, PARTS)[:, None]
-    at = part * length + i[None, :]
-    peak = tl.load(peaks + at, mask=part < parts, other=-float("inf"))
-    total = tl.load(sums + at, mask=part < parts, other=0.0)
+    share = tl.arange(0, SHARES)[:, None]
+    at = share * length + i[None, :]
+    peak = tl.load(peaks + at, mask=share < shares, other=-float("inf"))
+    total = tl.load(sums + at, mask=share < shares, other=0.0)
     top = tl.max(peak, 0)
     base = tl.where(top == -float("inf"), 0.0, top)
     return top, tl.sum(total * tl.exp2(peak - base[None, :]), 0)
 
 
-@triton.jit(do_not_specialize=["M", "N", "H", "halves", "programs", "parts_a", "parts_b"])
+@triton.jit(do_not_specialize=["M", "N", "H", "half_steps", "programs", "shares_a", "shares_b"])
 def run(
     q, k, q_low, k_low, survey, log_a, log_b, constant_a, constant_b, start, out,
-    room, shared, counters, M, N, H, factor, tau_a, tau_b, halves, programs, parts_a, parts_b,
-    sq, sk, sla, slb, sca, scb, ss,
+    room, shared, counters, M, N, H, factor, tau_a, tau_b, half_steps, programs,
+    shares_a, shares_b, sq, sk, sla, slb, sca, scb, ss,
     D: tl.constexpr, D_PAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PARTS: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr, SPLIT: tl.constexpr,
+    SHARES: tl.constexpr, STAGES: tl.constexpr, ALONE: tl.constexpr, SPLIT: tl.constexpr,
     SHIFTED: tl.constexpr, SYMMETRIC: tl.constexpr,
 ):  # fmt: skip
     """All half-steps, by `programs` programs for each problem; `out` has the last potentials.
 
     The rows of a block share a shift, the middle of their last log-integrals. Where these lie far
     apart, or one is NaN, the largest score of each share is found instead. NaN stands for that in
-    the first half-steps, and after a sum that was out of range. `PARTS`
-    is the largest number of shares there may be.
+    the first half-steps, and after a sum that was out of range. The columns have `shares_a` shares
+    for the rows of one side and `shares_b` for those of the other, at most `SHARES`.
     """
     STEP: tl.constexpr = BM if BM > BN else BN
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
@@ -105,8 +105,8 @@ def run(
     room += z.to(tl.int64) * (m_room + n_room) * EXTRA
     rows, columns = room, room + m_room * EXTRA
     longest = tl.maximum(m_room, n_room)
-    peaks = shared + z.to(tl.int64) * 2 * PARTS * longest
-    sums = peaks + PARTS * longest
+    peaks = shared + z.to(tl.int64) * 2 * SHARES * longest
+    sums = peaks + SHARES * longest
     counter = counters + z * (1 + tl.cdiv(m_room, BM) + tl.cdiv(n_room, BM))
     arrivals = counter + 1
     other_arrivals = arrivals + tl.cdiv(m_room, BM)
@@ -127,19 +127,19 @@ def run(
     y, y_low = problem(k, z, H, sk), problem(k_low, z, H, sk)
     stride, other_stride = sq[2], sk[2]
     count, length, others, others_length = M, m_room, N, n_room
-    tau, other_tau, parts, other_parts = tau_a, tau_b, parts_a, parts_b
+    tau, other_tau, shares, other_shares = tau_a, tau_b, shares_a, shares_b
     target = programs
     met(counter, target, ALONE)
-    for half in tl.range(0, halves):
-        for unit in tl.range(part, tl.cdiv(count, BM) * parts, programs):
-            place, some = unit // parts, unit % parts
+    for half in tl.range(0, half_steps):
+        for unit in tl.range(part, tl.cdiv(count, BM) * shares, programs):
+            place, share = unit // shares, unit % shares
             i = place * BM + tl.arange(0, BM)
             qs = _block(x, place * BM, count, stride, D, D_PAD, BM)
             qs_low = qs
             if SPLIT:
                 qs_low = _block(x_low, place * BM, count, stride, D, D_PAD, BM)
-            width = tl.cdiv(tl.cdiv(others_length, parts), BN) * BN
-            first = tl.minimum(some * width, others_length)
+            width = tl.cdiv(tl.cdiv(others_length, shares), BN) * BN
+            first = tl.minimum(share * width, others_length)
             last = tl.minimum(first + width, others_length)
             peak = tl.full([BM], float("nan"), tl.float32)
             if half >= 2:
@@ -159,15 +159,15 @@ def run(
                     qs, qs_low, y, y_low, columns, first, last, others, factor,
                     other_stride, D, D_PAD, BM, BN, STAGES, SPLIT,
                 )  # fmt: skip
-            complete = parts > 0
-            if parts > 1:
-                tl.store(peaks + some * length + i, peak)
-                tl.store(sums + some * length + i, total)
+            complete = shares > 0
+            if shares > 1:
+                tl.store(peaks + share * length + i, peak)
+                tl.store(sums + share * length + i, total)
                 tl.debug_barrier()
-                complete = tl.atomic_add(arrivals + place, 1) % parts == parts - 1
+                complete = tl.atomic_add(arrivals + place, 1) % shares == shares - 1
                 if complete:
                     tl.debug_barrier()
-                    peak, total = _combined(peaks, sums, i, parts, length, PARTS)
+                    peak, total = _combined(peaks, sums, i, shares, length, SHARES)
             if complete:
                 near = (total > 1 / SAFE) & (total < SAFE)
                 safe = tl.maximum(tl.min(near.to(tl.int32), 0), unknown)
@@ -179,7 +179,7 @@ def run(
                 integral = tl.where(total == 0.0, -float("inf"), peak + tl.log2(total))
                 kept = tl.where((safe == 1) & (total > 0.0), integral, float("nan"))
                 value = renewed(rows, columns, i, length, integral, kept, tau, 0, SYMMETRIC)
-                final = (i < count) & (half == halves - 1)
+                final = (i < count) & (half == half_steps - 1)
                 tl.store(out + z.to(tl.int64) * N + i, value * LN2, mask=final)
         target += programs
         met(counter, target, ALONE)
@@ -190,4 +190,4 @@ def run(
         length, others_length = others_length, length
         arrivals, other_arrivals = other_arrivals, arrivals
         tau, other_tau = other_tau, tau
-        parts, other_parts = other_parts, parts
+        shares, other_shares = other_shares, shares
