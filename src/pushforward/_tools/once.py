@@ -114,3 +114,12 @@ def check_no_tangent(what: str, *tensors: Tensor) -> None:
         return
     if any(unpack_dual(t).tangent is not None for t in tensors):
         refuse(no_tangent(what))
+
+
+def untransformed(*tensors: Tensor) -> bool:
+    """Whether neither `torch.func` nor forward mode is under way; assumed while one compiles."""
+    if torch.compiler.is_compiling():
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(unpack_dual(t).tangent is None for t in tensors)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from .. import ops
+from .._tools.once import untransformed
 from .._tools.precision import HALF, comparable, full_precision, reversed_order, wide
 from .._tools.types import Bias, Images, Values
 from ._scores import Rows, Scores, linear_by_rows, of_batch
@@ -258,11 +258,7 @@ def _at_once(points: Pair, numbers: tuple[Tensor | None, ...]) -> bool:
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
-    if torch.compiler.is_compiling():
-        return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return all(unpack_dual(t).tangent is None for t in tensors)
+    return untransformed(*tensors)
 
 
 def _constants(

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from .. import ops
-from .._tools.once import no_second_derivative, refuse
+from .._tools.once import no_second_derivative, refuse, untransformed
 from .._tools.precision import comparable, full_precision
 from ..affinities import Kernel, PointScores
 from ._adjoint import Steps, adjoint
@@ -87,11 +86,7 @@ def _wants_gradient(tensors: tuple[Tensor, ...]) -> bool:
     """Whether gradients are wanted, in reverse mode and outside `torch.func`."""
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return False
-    if torch.compiler.is_compiling():
-        return True
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return all(unpack_dual(t).tangent is None for t in tensors)
+    return untransformed(*tensors)
 
 
 @torch.library.custom_op("pushforward::recorded_steps", mutates_args=())

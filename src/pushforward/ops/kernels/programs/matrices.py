@@ -335,6 +335,7 @@ def anneal(
     for first in tl.range(tl.program_id(0) * B, total, tl.num_programs(0) * B):
         slot, exists = _numbered(first, total, B)
         which = tl.load(hard + slot, mask=exists, other=0)
+        gone = tl.load(lost + which, mask=exists, other=1)
         start, at, inside = _places(which, exists, row, column, n, unit)
         L = tl.load(logits + start + at, mask=inside, other=-float("inf")).to(tl.float64)
         L = _started(L, tl.float64)
@@ -361,7 +362,9 @@ def anneal(
         tl.store(out + start + at, rounded, mask=inside & good)
         tl.store(residuals + which, residual, mask=good)
         tl.store(lost + which, tl.zeros_like(which).to(tl.int8), mask=good)
-        tl.atomic_max(counters + 3, before + _most(steps))
+        # Those that were lost took no other steps before.
+        earlier = tl.where(gone != 0, 0, before)
+        tl.atomic_max(counters + 3, _most(steps + earlier))
 
 
 @triton.jit(do_not_specialize=["n", "unit"])
