@@ -15,6 +15,17 @@ def on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill new memory with NaN, so that what nothing was written to shows."""
+    empty = torch.Tensor.new_empty
+
+    def poisoned(*args, **options):
+        made = empty(*args, **options)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
 def mend() -> None:
     """Add two things that the interpreter of Triton 3.6 lacks.
 

@@ -28,13 +28,7 @@ def _there(device, monkeypatch):
     if not ON_GPU:
         monkeypatch.setattr(_small, "_kernels", lambda logits: pf.ops.implementation("triton"))
     torch.set_default_dtype(torch.float32)
-    empty = torch.Tensor.new_empty
-
-    def poisoned(*args, **options):
-        made = empty(*args, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    interpreter.poison(monkeypatch)
 
 
 def by_torch(logits, tol):

@@ -31,13 +31,7 @@ def _there(device, monkeypatch):
         kernels = pf.ops.implementation("triton")
         monkeypatch.setattr(pf.affinities._points, "_kernels", lambda device: kernels)
     torch.set_default_dtype(torch.float32)
-    empty = torch.Tensor.new_empty
-
-    def poisoned(*args, **options):
-        made = empty(*args, **options)
-        return made.fill_(torch.nan) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    interpreter.poison(monkeypatch)
 
 
 def cloud(*shape, dead=False, like=None):
