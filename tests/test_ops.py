@@ -379,3 +379,15 @@ def test_tiles_of_decaying_sums_count_all_problems(monkeypatch):
         torch.randn(1200, 2), torch.randn(16, 1200, 2), torch.randn(1200, 1), power=0.7
     )
     assert max(sizes) <= tiles.TILE["cpu"] and sum(sizes) == 16 * 1200**2
+
+
+@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.parametrize("impl", ops.runnable("cpu", torch.float64))
+def test_several_biases_on_the_same_points(impl, guard):
+    q, k, v, biases = torch.randn(5, 2), torch.randn(3, 2), torch.randn(3, 4), torch.randn(4, 3)
+    each = [ops.average(q, k, v, b, impl="reference") for b in biases]
+    found = ops.average(q, k, v, biases, impl=impl, guard=guard)
+    assert (found - torch.stack(each)).abs().max() < 1e-12
+    each = [ops.log_integral(q, k, b, impl="reference") for b in biases]
+    found = ops.log_integral(q, k, biases, impl=impl, guard=guard)
+    assert (found - torch.stack(each)).abs().max() < 1e-12

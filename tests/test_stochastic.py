@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pushforward.sinkhorn import doubly_stochastic
+from pushforward.sinkhorn import _small, doubly_stochastic
 
 INF = math.inf
 EYE = torch.eye(3, dtype=torch.bool)
@@ -276,3 +276,13 @@ def test_a_power_that_vanishes_counts():
         result = doubly_stochastic(scale * logits.to(dtype))
         assert (result.scaled - half.to(dtype)).abs().max() < 1e-6 and result.converged
         assert not doubly_stochastic(scale * logits.to(dtype), max_steps=3).converged
+
+
+def test_masks_by_large_finite_numbers_need_no_annealing(monkeypatch):
+    """Entries that vanish are nothing in the scaling either: that can be read off it."""
+    logits = torch.randn(50, 4, 4)
+    logits[:, 0, 1] = -1e9
+    expected = doubly_stochastic(logits.masked_fill(logits < -1e8, -INF))
+    monkeypatch.setattr(_small, "_anneal", lambda *_: pytest.fail("annealed"))
+    result = doubly_stochastic(logits)
+    assert result.converged.all() and (result.scaled - expected.scaled).abs().max() < 2e-6

@@ -49,7 +49,8 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times) -> T
 def _products(q: Tensor, k: Tensor, bias: Tensor, scale: float) -> Tensor:
     r"""$s\langle q_i,k_j\rangle+b_j$ in one operation, as small problems pay for each."""
     batch = q.shape[:-2]
-    if torch.compiler.is_compiling() or k.shape[:-2] != batch:
+    plain = k.shape[:-2] == batch and bias.shape[:-1] in ((), batch)
+    if torch.compiler.is_compiling() or not plain:
         return scale * (q @ k.mT) + bias[..., None, :]  # what a compiler fuses with the softmax
     if not batch:
         return torch.addmm(bias[None], q, k.mT, alpha=scale)

@@ -117,7 +117,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, guard: bool) -> Tensor
     # Finite, because the gradient of the constant 1 is thrown away but should not be 0 * inf.
     lowest = torch.finfo(bias.dtype).min / 4  # below every live score but the most extreme
     bias = (bias - bias.detach().amax(-1, keepdim=True)).clamp_min(lowest)
-    values = torch.cat([v, live[..., None].expand(*v.shape[:-1], 1)], -1)
+    batch = torch.broadcast_shapes(v.shape[:-1], live.shape)
+    parts = (v.expand(*batch, v.shape[-1]), live.expand(batch)[..., None])
+    values = torch.cat(parts, -1)
     batch, (q, k, values, bias), _ = fold((q, k, values, bias[..., None]), None)
     width = max(q.shape[-1] + 1, values.shape[-1])
     q = torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1)

@@ -45,9 +45,9 @@ FAR = 30.0
 r"""How far apart, up to a constant, potentials of a group may be. Pairs whose weight is down to
 $e^{-60}$ in one term may still count in another, and float32 has numbers down to $e^{-87}$."""
 
-ROUNDING = 2.0**-17
+ROUNDING = 2.0**-19
 """The relative rounding of weights from which on every term is a group of its own: in float32
-that of potentials of size 64."""
+that of potentials of size 16."""
 
 WIDEST = 64
 """The largest number of terms in a group."""

@@ -11,6 +11,7 @@ from .. import ops
 from .._tools.once import no_second_derivative, refuse, untransformed
 from .._tools.precision import comparable, full_precision
 from ..affinities import Kernel, PointScores
+from ..ops._operators import named_errors
 from ._adjoint import Steps, adjoint
 from ._problem import Problem, at_once, tilted
 
@@ -166,7 +167,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
         saved[: ctx.count], saved[ctx.count : ctx.count + 2], saved[ctx.count + 2 :],
     )  # fmt: skip
     wanted = list(ctx.needs_input_grad[0])
-    with full_precision(grad):
+    with full_precision(grad), named_errors(WHAT):
         q, k, of_rows, start, through_rows, of_columns = steps_backward(
             inputs, times, *ctx.options, record, grad, wanted[:2]
         )

@@ -41,6 +41,9 @@ faster than LAPACK."""
 LARGEST, WITH_GRADIENT = 64, 32
 """The most rows of matrices that kernels scale, without a gradient and with one."""
 
+NEGLIGIBLE = -60.0
+"""The logarithm of entries that add nothing to a sum of any precision."""
+
 CHUNK = 2**21
 """Entries that a CPU scales together: batches that exceed its caches are faster in pieces."""
 
@@ -188,6 +191,9 @@ def _scale(logits: Tensor, tol: float, max_steps: int) -> tuple[Tensor, Tensor, 
     matrix, residual, steps = torch.cat(matrices), torch.cat(residuals), max(counts)
     # A margin below the tolerance: sums taken in another order round differently.
     lost = _vanishing(logits)
+    seen = lost.nonzero()[:, 0]
+    if len(seen):
+        lost[seen] = ~_negligible(matrix[seen], logits[seen])
     left = ((residual > 0.7 * tol) | lost).nonzero()[:, 0]
     if len(left) and max_steps > NEWTON_STEPS:
         better, solved, more = _anneal(logits[left].double(), tol / 2, max_steps - steps)
@@ -212,6 +218,27 @@ def _vanishing(logits: Tensor) -> Tensor:
         return torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     relative = logits - logits.amax(-1, keepdim=True)
     return ((relative < lowest) & (logits > -torch.inf)).flatten(1).any(1)
+
+
+def _negligible(matrix: Tensor, logits: Tensor) -> Tensor:
+    r"""In which matrices the entries that vanished are nothing in the scaling found, either.
+
+    A scaling $P=e^{f_i+L_{ij}+g_j}$ has $P_{ij}=P_{il}P_{kj}/P_{kl}$ times
+    $e^{L_{ij}-L_{il}-L_{kj}+L_{kl}}$. Here $l$ is the largest entry of row $i$ and $k$ that of
+    column $j$. Where $P_{kl}$ vanished, nothing is known.
+    """
+    logits = (logits - logits.amax(-1, keepdim=True)).double()
+    tiny = torch.finfo(matrix.dtype).tiny
+    gone = (logits < math.log(tiny)) & (logits > -torch.inf)
+    of_pairs = matrix.double().log() - logits  # f + g
+    potentials = torch.where((matrix > tiny) & ~gone, of_pairs, torch.nan)
+    columns, rows = matrix.argmax(-1), matrix.argmax(-2)
+    of_row = potentials.gather(-1, columns[..., None])
+    of_column = potentials.gather(-2, rows[..., None, :])
+    across = potentials.gather(-2, rows[..., None].expand_as(matrix))  # (j, l): row k of j
+    across = across.gather(-1, columns[..., None, :].expand_as(matrix)).mT  # (i, j)
+    found = logits + of_row + of_column - across
+    return (~gone | (found < NEGLIGIBLE)).flatten(1).all(1)
 
 
 def _chunks(x: Tensor) -> tuple[Tensor, ...]:
