@@ -88,7 +88,8 @@ def doubly_stochastic(
     Args:
         logits: square matrices. Half precision is computed in float32 and rounded at the end.
         tol: the largest error of a row sum or column sum; float32 reaches 1e-6, float64 1e-12.
-        max_steps: Newton steps at most; matrices that need more are flagged.
+        max_steps: Newton steps at most; matrices that need more are flagged. More than 12 are
+            needed where powers of logits underflow.
 
     Examples:
         >>> result = pf.doubly_stochastic(torch.tensor([[0.0, 1.0], [2.0, 7.0]]))
