@@ -1,5 +1,7 @@
 """Results that can be differentiated once: a second derivative raises an error."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -123,3 +125,17 @@ def untransformed(*tensors: Tensor) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return all(unpack_dual(t).tangent is None for t in tensors)
+
+
+@contextmanager
+def named_errors(what: str) -> Iterator[None]:
+    """Say which operator a transform of `torch.func` cannot differentiate, and what to use."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "functorch" not in str(error) and "Batching rule" not in str(error):
+            raise
+        raise NotImplementedError(
+            f"{what} has no derivative under `torch.func` or many at once. Use "
+            "`torch.autograd.grad`, or `impl='reference'`, which `torch.func` transforms."
+        ) from error

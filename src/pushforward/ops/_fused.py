@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._tools.once import check_no_tangent
+from .._tools.once import check_no_tangent, named_errors
 from .._tools.precision import align
 from . import _operators, compiled
 from ._operators import (
@@ -28,7 +28,6 @@ from ._operators import (
     Three,
     Times,
     fold,
-    named_errors,
     register_gradients,
 )
 from .compiled import Compiled, machine

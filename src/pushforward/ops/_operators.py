@@ -1,13 +1,11 @@
-"""What the operators behind fast reductions share: leading axes made one, errors, gradients."""
+"""What the operators behind fast reductions share: leading axes made one, gradients."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._tools.once import no_second_derivative, refuse
+from .._tools.once import named_errors, no_second_derivative, refuse
 from .._tools.precision import align, full_precision
 
 Times = tuple[Tensor, Tensor] | None
@@ -21,20 +19,6 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 MaybeTimes = tuple[Tensor | None, Tensor | None]
 """The same inside the operators, which take no optional pairs: twice None without a mask."""
-
-
-@contextmanager
-def named_errors(what: str) -> Iterator[None]:
-    """Say which operator a transform of `torch.func` cannot differentiate, and what to use."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "functorch" not in str(error) and "Batching rule" not in str(error):
-            raise
-        raise NotImplementedError(
-            f"{what} has no derivative under `torch.func` or many at once. Use "
-            "`torch.autograd.grad`, or `impl='reference'`, which `torch.func` transforms."
-        ) from error
 
 
 def fold(tensors: tuple[Tensor, ...], times: Times) -> tuple[torch.Size, list[Tensor], MaybeTimes]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from .._tools.once import check_no_tangent, used_once
+from .._tools.once import check_no_tangent, named_errors, used_once
 from .._tools.precision import align
 from . import _operators
 from ._operators import (
@@ -23,7 +23,6 @@ from ._operators import (
     Three,
     Times,
     fold,
-    named_errors,
     register_gradients,
 )
 

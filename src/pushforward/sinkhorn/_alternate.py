@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from .._tools.once import no_second_derivative, refuse, untransformed
+from .._tools.once import named_errors, no_second_derivative, refuse, untransformed
 from .._tools.precision import comparable, full_precision
 from ..affinities import Kernel, PointScores
-from ..ops._operators import named_errors
 from ._adjoint import Steps, adjoint
 from ._problem import Problem, at_once, tilted
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._tools.once import check_no_tangent
+from ..._tools.once import check_no_tangent, named_errors
 from ..._tools.precision import HALF, align
-from .._operators import Pair, Three, Times, named_errors
+from .._operators import Pair, Three, Times
 from . import _decay as decay, _launch as launch
 from ._matrices import WHAT as SCALING, scale_matrices
 from ._operators import WHAT, check_device, clock_of, reduce

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from triton import knobs
 
-from ..._tools.once import no_second_derivative, refuse
+from ..._tools.once import named_errors, no_second_derivative, refuse
 from ..._tools.precision import full_precision
-from .._operators import named_errors
 from . import _launch as launch
 from ._problem import Clock
 
