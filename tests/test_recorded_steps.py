@@ -117,13 +117,13 @@ def test_one_pass_is_autograd_through_the_steps(make, impl, monkeypatch):
 def test_points_are_met_once_for_all_steps(impl, monkeypatch):
     """Near potentials are one group; far or large ones have a pass each."""
     reductions, passes = pf.ops.implementation(impl), []
-    pulled = reductions.pulled
+    vjp = reductions.vjp
 
     def counted(*arguments):
         passes.append(any(arguments[5][:2]))
-        return pulled(*arguments)
+        return vjp(*arguments)
 
-    monkeypatch.setattr(reductions, "pulled", counted)
+    monkeypatch.setattr(reductions, "vjp", counted)
     for eps, counts in ((1.0, (20, 1)), (1e-3, (0, 20))):
         passes.clear()
         gradients(case(cloud(20, 2), cloud(14, 2), eps=eps), impl, 10, torch.float32)

@@ -119,7 +119,7 @@ def check_no_tangent(what: str, *tensors: Tensor) -> None:
 
 
 def untransformed(*tensors: Tensor) -> bool:
-    """Whether neither `torch.func` nor forward mode is under way; assumed while one compiles."""
+    """Whether no `torch.func` transform or forward mode is active; true under `torch.compile`."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._functorch.peek_interpreter_stack() is not None:

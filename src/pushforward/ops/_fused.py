@@ -36,13 +36,13 @@ NAME = "A fused reduction"
 """Its name in messages."""
 
 IN_BASE = 1.0
-"""What natural logarithms are multiplied by to be like those of `swept`: here they are natural."""
+"""Natural logarithms times this have the base of `log_integral_parts`, which is $e$ here."""
 
 logarithm = torch.positive
-"""The second summand of a log-integral, of what `swept` keeps of it: that itself."""
+"""The second summand of a log-integral, of what `log_integral_parts` keeps of it: that itself."""
 
 ready = _operators.ready
-"""What `swept` and `pulled` need of points, found once."""
+"""What `log_integral_parts` and `vjp` need of points, found once."""
 
 BITS = {torch.float32: 32, torch.float64: 64}
 
@@ -77,16 +77,16 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def swept(side: Side, bias: Tensor) -> Three:
-    """The log-integral, the largest score and the rest."""
-    return _operators.swept(fused_sweep, side, bias)
+def log_integral_parts(side: Side, bias: Tensor) -> Three:
+    """The log-integral, and its two summands: the largest score, and the logarithm of a sum."""
+    return _operators.log_integral_parts(fused_sweep, side, bias)
 
 
-def pulled(
+def vjp(
     side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
 ) -> list[Tensor | None]:
-    """What scores hand on, see `_operators.pulled`."""
-    return _operators.pulled(fused_sweep_backward, side, bias, record, c, factors, wanted)
+    """Gradients in queries, keys and bias; the arguments are those of `_operators.vjp`."""
+    return _operators.vjp(fused_sweep_backward, side, bias, record, c, factors, wanted)
 
 
 def check_cpu(q: Tensor) -> None:

@@ -35,7 +35,7 @@ def fold(tensors: tuple[Tensor, ...], times: Times) -> tuple[torch.Size, list[Te
 
 
 class Side(NamedTuple):
-    r"""What reductions of the same queries and keys have in common, with one leading axis.
+    r"""Queries and keys that several reductions share, prepared once, with one leading axis.
 
     Args:
         batch: the leading axes.
@@ -52,36 +52,36 @@ class Side(NamedTuple):
     clock: MaybeTimes
 
     def rows(self, x: Tensor) -> Tensor:
-        """A number of each query or key, with one leading axis."""
+        """Reshape a tensor with one number per query or key to one leading axis."""
         return x.reshape(len(self.q), x.shape[-1])
 
     def points(self, x: Tensor) -> Tensor:
-        """The same for vectors."""
+        """Reshape a tensor with one vector per query or key to one leading axis."""
         return x.reshape(len(self.q), *x.shape[-2:])
 
     def outside(self, x: Tensor) -> Tensor:
-        """A result with all leading axes."""
+        """Reshape a result to the leading axes of the inputs."""
         return x.reshape(*self.batch, *x.shape[1:])
 
 
 def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
-    """What `swept` and `pulled` need of points, found once. Biases are in the dtype of `logs`."""
+    """Prepare points for `log_integral_parts` and `vjp`; biases have the dtype of `logs`."""
     q, k, _ = align(*points, logs)
     batch, (q, k), clock = fold((scale * q, k), times)
     return Side(batch, q, k, scale, clock)
 
 
-def swept(forward: Any, side: Side, bias: Tensor) -> Three:
-    """The log-integral and its two summands, which `pulled` needs, by a forward pass."""
+def log_integral_parts(forward: Any, side: Side, bias: Tensor) -> Three:
+    """The log-integral and its two summands, which `vjp` needs, by a forward pass."""
     _, top, rest = forward(side.q, side.k, side.k[..., :0], side.rows(bias), *side.clock)
     return side.outside(top + rest), side.outside(top), side.outside(rest)
 
 
-def pulled(
+def vjp(
     backward: Any, side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None,
     wanted: list[bool],
 ) -> list[Tensor | None]:  # fmt: skip
-    r"""What scores hand on: gradients in queries, keys and bias, by a backward pass.
+    r"""Gradients in queries, keys and bias for given gradients in the scores, by a backward pass.
 
     With weights $P_{ij}=e^{S_{ij}-\ell_i}$, the gradient in the scores is
     $S'_{ij}=P_{ij}\,(\langle x_i,v_j\rangle+c_i)$.

@@ -31,13 +31,13 @@ TILED = "A streamed reduction"
 """Names in messages."""
 
 IN_BASE = 1.0
-"""What natural logarithms are multiplied by to be like those of `swept`: here they are natural."""
+"""Natural logarithms times this have the base of `log_integral_parts`, which is $e$ here."""
 
 logarithm = torch.positive
-"""The second summand of a log-integral, of what `swept` keeps of it: that itself."""
+"""The second summand of a log-integral, of what `log_integral_parts` keeps of it: that itself."""
 
 ready = _operators.ready
-"""What `swept` and `pulled` need of points, found once."""
+"""What `log_integral_parts` and `vjp` need of points, found once."""
 
 TILE = {"cpu": (1 << 19, 1024), "cuda": (1 << 26, 1 << 14)}
 """Entries of a tile and its largest width: fits the cache of a CPU, keeps a GPU busy."""
@@ -68,16 +68,16 @@ def average(
     return out.reshape(*batch, q.shape[-2], v.shape[-1])
 
 
-def swept(side: Side, bias: Tensor) -> Three:
-    """The log-integral, the largest score and the rest."""
-    return _operators.swept(reduce_tiles, side, bias)
+def log_integral_parts(side: Side, bias: Tensor) -> Three:
+    """The log-integral, and its two summands: the largest score, and the logarithm of a sum."""
+    return _operators.log_integral_parts(reduce_tiles, side, bias)
 
 
-def pulled(
+def vjp(
     side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
 ) -> list[Tensor | None]:
-    """What scores hand on, see `_operators.pulled`."""
-    return _operators.pulled(reduce_tiles_backward, side, bias, record, c, factors, wanted)
+    """Gradients in queries, keys and bias; the arguments are those of `_operators.vjp`."""
+    return _operators.vjp(reduce_tiles_backward, side, bias, record, c, factors, wanted)
 
 
 def _reduced(

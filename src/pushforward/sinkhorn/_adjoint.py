@@ -49,7 +49,7 @@ ROUNDING = 2.0**-19
 """The relative rounding of weights from which on every term is a group of its own: in float32
 that of potentials of size 16."""
 
-WIDEST = 64
+MOST_TERMS = 64
 """The largest number of terms in a group."""
 
 Pair = tuple[Tensor, Tensor]
@@ -57,7 +57,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Steps:
-    r"""What the steps are made of.
+    r"""The inputs of the steps, prepared for the reductions.
 
     Args:
         inputs: queries, keys, $\log a,\log b$, $G^0$, and $c_a,c_b$ unless they are 0.
@@ -81,15 +81,15 @@ class Steps:
             back = None if clock is None else reversed_order(clock)
             self._sides.append(self.reductions.ready((k, q), self.log_a, scale, back))
 
-    def swept(self, side: int, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def log_integral_parts(self, side: int, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """$R$ (side 0) or $C$ (side 1), and two summands of it."""
-        return self.reductions.swept(self._sides[side], bias)
+        return self.reductions.log_integral_parts(self._sides[side], bias)
 
-    def pulled(
+    def vjp(
         self, side: int, kept: tuple[Tensor, Pair], c: Tensor, factors: Pair | None,
         wanted: list[bool],
     ) -> list[Any]:  # fmt: skip
-        r"""What weights $P$ (side 0) or $Q$ (side 1) hand on to queries, keys and their bias.
+        r"""Gradients in queries, keys and bias, for the weights $P$ (side 0) or $Q$ (side 1).
 
         None stands for what is not wanted.
 
@@ -103,7 +103,7 @@ class Steps:
         """
         turn = lambda two: two if side == 0 else (two[1], two[0])
         of_both = None if factors is None else turn(factors)
-        *found, of_bias = self.reductions.pulled(
+        *found, of_bias = self.reductions.vjp(
             self._sides[side], *kept, c, of_both, [*turn(wanted[:2]), wanted[2]]
         )
         return [*turn(found), of_bias]
@@ -135,9 +135,9 @@ def adjoint(
         points[:] = [x if y is None else x + y for x, y in zip(points, found, strict=True)]
 
     def back(term: int, c: Tensor) -> Tensor:
-        """What a term hands on to its bias; one without others, to the points as well."""
+        """The gradient of a term in its bias; a term without a group adds that in the points."""
         want = wanted if term in alone else [False, False]
-        *found, to_bias = steps.pulled(*terms.kept(term), c, None, [*want, True])
+        *found, to_bias = steps.vjp(*terms.kept(term), c, None, [*want, True])
         if term in alone:
             add(found)
         return to_bias
@@ -161,7 +161,7 @@ def adjoint(
     for group in groups:
         if group.start not in alone:
             left, right = (torch.stack(side) for side in zip(*factors[group], strict=True))
-            add(terms.pulled(group, left, right, wanted))
+            add(terms.vjp(group, left, right, wanted))
     sums = [torch.stack(x).sum(0) for x in (of_rows, through_rows, of_columns)]
     return points, [sums[0], u, *sums[1:]]
 
@@ -220,7 +220,7 @@ class _Terms:
         starts, far = [0], 0.0
         for i, distance in enumerate(self._distances().tolist(), start=1):
             far += distance
-            if not far <= FAR or i - starts[-1] == WIDEST:
+            if not far <= FAR or i - starts[-1] == MOST_TERMS:
                 starts.append(i)
                 far = 0.0
         return [slice(*ends) for ends in pairwise([*starts, self.count])]
@@ -242,7 +242,7 @@ class _Terms:
         apart = large[1:] | large[:-1] | (span(whole.diff(dim=0)) > FAR)
         return span(plain.diff(dim=0)).masked_fill(apart, torch.inf)
 
-    def pulled(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> list[Any]:
+    def vjp(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> list[Any]:
         r"""Gradients in the points by one pass, relative to the potentials of the first term.
 
         Of the constants that can be added to $\varphi$ and taken from $\psi$, the one with the
@@ -263,4 +263,4 @@ class _Terms:
         side, kept = self.kept(group.start)
         factors = (left.movedim(0, -1), right.movedim(0, -1))
         none = torch.zeros_like(kept[1][0])
-        return self.steps.pulled(side, kept, none, factors, [*wanted, False])[:2]
+        return self.steps.vjp(side, kept, none, factors, [*wanted, False])[:2]

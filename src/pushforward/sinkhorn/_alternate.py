@@ -33,7 +33,7 @@ def alternate(kernel: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor
 
 
 def _recorded(scores: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor | None:
-    """The same with its gradient by one pass; None where no gradient is wanted.
+    """Steps whose gradient is computed by one pass; None where no gradient is wanted.
 
     Where the dense reference is chosen, or a transform of `torch.func` is under way, it is None,
     too: there the steps are taken one by one and have all derivatives.
@@ -94,7 +94,7 @@ def take_steps(
     inputs: list[Tensor], times: list[Tensor], factors: list[float], symmetric: bool, impl: str,
     count: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The potential of the keys after `count` steps, and what `adjoint` needs of them.
+    """Take `count` steps: the potential of the keys, and what is kept for the gradient.
 
     The other arguments are those of `Steps`. What is kept has shapes `(count, 3, *b, m)` and
     `(count, 3, *b, n)`; with symmetric steps there are two numbers for a query, one for a key.
@@ -106,7 +106,7 @@ def take_steps(
     of_queries, of_keys = [], []
     bias = tilted(steps.log_b, g)
     for _ in range(count):
-        integral, *summands = steps.swept(0, bias)
+        integral, *summands = steps.log_integral_parts(0, bias)
         of_queries += summands
         of_keys.append(bias)
         if symmetric:
@@ -115,7 +115,7 @@ def take_steps(
             continue
         bias = base_a.sub(integral, alpha=tau_a).masked_fill_(dead_a, -torch.inf)
         of_queries.append(bias)
-        integral, *summands = steps.swept(1, bias)
+        integral, *summands = steps.log_integral_parts(1, bias)
         of_keys += summands
         bias = base_b.sub(integral, alpha=tau_b).masked_fill_(dead_b, -torch.inf)
     if not symmetric:
@@ -139,7 +139,7 @@ def steps_backward(
     inputs: list[Tensor], times: list[Tensor], factors: list[float], symmetric: bool, impl: str,
     record: list[Tensor], grad: Tensor, wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients in queries and keys, if `wanted`, and what those in numbers are made of."""
+    """Gradients in queries and keys, if `wanted`, and the sums that give all other gradients."""
     steps = Steps(inputs, times, factors, symmetric, impl)
     points, sums = adjoint(steps, (record[0], record[1]), grad, wanted)
     q, k = (x.to(y.dtype) for x, y in zip(points, inputs, strict=False))

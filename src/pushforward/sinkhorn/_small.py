@@ -122,7 +122,7 @@ def _check(logits: Tensor, tol: float, max_steps: int) -> None:
 
 
 def _kernels(logits: Tensor) -> Any:
-    """The kernels that scale such matrices, or None."""
+    """The kernels for small matrices on a GPU; None where there are none for these."""
     wanted = logits.requires_grad and torch.is_grad_enabled()
     if not logits.is_cuda or logits.shape[-1] > (WITH_GRADIENT if wanted else LARGEST):
         return None

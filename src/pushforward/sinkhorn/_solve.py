@@ -127,7 +127,7 @@ def _solve(scores: Scores, problem: Problem, settings: Settings, start: Tensor |
 
 
 def _cycle_length(steps: int) -> int:
-    """Steps from a start that may be good before the next check: checks come early."""
+    """How many steps to take before the next check, after `steps` from a good start."""
     return {0: 1, 1: 4}.get(steps, CHECK_EVERY)
 
 

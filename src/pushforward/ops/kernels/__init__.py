@@ -30,10 +30,10 @@ WIDEST = 256
 """The largest width of points and of values."""
 
 IN_BASE = math.log2(math.e)
-"""What natural logarithms are multiplied by to be like the shifts of `swept`, of base 2 here."""
+"""Natural logarithms times this have the base of `log_integral_parts`, which is 2 here."""
 
 logarithm = torch.log2
-"""The second summand of a log-integral, of what `swept` keeps of it."""
+"""The second summand of a log-integral, of what `log_integral_parts` keeps of it."""
 
 
 def log_integral(
@@ -54,7 +54,7 @@ def average(
 
 
 class Side(NamedTuple):
-    """What reductions of the same queries and keys have in common, with two leading axes.
+    """Queries and keys that several reductions share, prepared once, with two leading axes.
 
     Args:
         batch: the leading axes.
@@ -73,12 +73,12 @@ class Side(NamedTuple):
     known: launch.Ready
 
     def outside(self, x: Tensor, axes: int = 1) -> Tensor:
-        """A result with all leading axes; of its own it has `axes`."""
+        """Reshape a result to the leading axes of the inputs; `axes` others follow them."""
         return x if len(self.batch) == 2 else x.reshape(*self.batch, *x.shape[-axes:])
 
 
 def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
-    """What `swept` and `pulled` need of points, for biases that are -inf where `logs` is."""
+    """Prepare points for `log_integral_parts` and `vjp`; biases are -inf where `logs` is."""
     batch = points[0].shape[:-2]
     q, k, v, logs = _typed(*points, points[1][..., :0], logs)
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
@@ -91,7 +91,7 @@ def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
     return Side(batch, q, k, float(scale), clock_of(*stamps), known)
 
 
-def swept(side: Side, bias: Tensor) -> Three:
+def log_integral_parts(side: Side, bias: Tensor) -> Three:
     """The log-integral, a shift of the scores in base 2, and the sum of weights relative to it."""
     bias = _folded_rows(bias, side.batch)
     _, log_z, peak, total = launch.forward(
@@ -100,10 +100,10 @@ def swept(side: Side, bias: Tensor) -> Three:
     return side.outside(log_z), side.outside(peak), side.outside(total)
 
 
-def pulled(
+def vjp(
     side: Side, bias: Tensor, record: Pair, c: Tensor, factors: Pair | None, wanted: list[bool]
 ) -> list[Tensor | None]:
-    """What scores hand on, see `_operators.pulled`."""
+    """Gradients in queries, keys and bias; the arguments are those of `_operators.vjp`."""
     q, k, known = side.q, side.k, side.known if factors is None else None
     x, v = q[..., :0], k[..., :0]
     if factors is not None:  # in float32, and points may then be wide that were narrow
@@ -211,7 +211,7 @@ def _reduced(
 
 
 def _batch(*shapes: torch.Size) -> torch.Size:
-    """The common leading axes; broadcasting shapes takes long, and mostly they are equal."""
+    """The broadcast of the leading axes; `torch.broadcast_shapes` is slow if all agree."""
     first = shapes[0]
     return first if all(s == first for s in shapes) else torch.broadcast_shapes(*shapes)
 
@@ -242,14 +242,14 @@ def _folded(x: Tensor, batch: torch.Size) -> Tensor:
 
 
 def _folded_rows(x: Tensor, batch: torch.Size) -> Tensor:
-    """The same for a number of each point."""
+    """The same for a tensor `(..., n)` with one number per point."""
     if x.shape[:-1] != batch:
         x = x.expand(*batch, x.shape[-1])
     return _two_axes(x, len(batch))
 
 
 def _two_axes(x: Tensor, axes: int) -> Tensor:
-    """Two leading axes in place of some."""
+    """Reshape the first `axes` axes to exactly two."""
     match axes:
         case 0:
             return x[None, None]

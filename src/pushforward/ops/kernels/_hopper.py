@@ -26,7 +26,7 @@ REGISTERS = {"maxnreg": 168, "REGISTERS": 240}
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether kernels in Gluon run here: it is an experiment of Triton, so the version counts."""
+    """Whether kernels in Gluon run on this device, with this version of Triton."""
     return (
         device.type == "cuda"
         and torch.version.hip is None
@@ -72,12 +72,12 @@ def forward(
 
 
 def _strides_of_rows(x: Tensor) -> list[int]:
-    """Strides of all axes but the last; an aligned number where there is no second entry."""
+    """Strides of all axes but the last. The stride of an axis of length 1 does not matter."""
     return [s if size > 1 else ALIGNED for s, size in zip(x.stride(), x.shape[:-1], strict=False)]
 
 
 def _copied(x: Tensor) -> bool:
-    """Whether the copying unit reads these points where they are."""
+    """Whether the memory layout fits the copying unit, so that no contiguous copy is needed."""
     return (
         x.stride(-1) == 1
         and x.data_ptr() % 16 == 0
@@ -86,7 +86,7 @@ def _copied(x: Tensor) -> bool:
 
 
 def _described(x: Tensor, rows: int) -> Any:
-    """Points and the block of `rows` of them that is copied at once."""
+    """The tensor descriptor of points, for copies of blocks of `rows` of them."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     block = [1, 1, rows, padded_width(x.shape[-1])]

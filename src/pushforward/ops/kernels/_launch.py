@@ -26,7 +26,7 @@ class Reduced(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What passes over the same points have in common.
+    """What is computed from points once, for all passes over them.
 
     Args:
         found: their survey, if they need one.
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
 
 
 def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values: bool) -> Ready:
-    """The same, found from points of shape `(b, h, n, k)`; of values only if they are wanted.
+    """Prepare points of shape `(b, h, n, k)`; values only if they are wanted.
 
     It serves passes with other biases, too, if these are minus infinity wherever this one is.
     Only the highest bias, which narrow points need in the forward pass, is then another one.

@@ -78,7 +78,10 @@ def _wide(
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, plan = prod(batch), _wide_plan(q, k)
     if plan is None:
-        raise ValueError(f"{WHAT} on points of width {d} need a larger GPU. Take them one by one.")
+        raise ValueError(
+            f"{WHAT} need a GPU with more shared memory for points of width {d}, got {q.device}. "
+            "Take them one by one, with `ops.log_integral`."
+        )
     split, padded = q.dtype not in HALF, padded_width(d)
     operands: tuple[Any, ...]
     if split:

@@ -65,19 +65,19 @@ def _any(x):
 
 @triton.jit
 def _row(x, k, row):
-    """Row `k` of each matrix, as numbers of columns."""
+    """Row `k` of each matrix: one number per column."""
     return _sum_columns(tl.where(row == k, x, 0.0))
 
 
 @triton.jit
 def _column(x, k, column):
-    """Column `k` of each matrix, as numbers of rows."""
+    """Column `k` of each matrix: one number per row."""
     return _sum_rows(tl.where(column == k, x, 0.0))
 
 
 @triton.jit
 def _indices(R: tl.constexpr, RT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr):
-    """Of rows and of columns."""
+    """The row index and the column index of each entry of a tile."""
     row = tl.arange(0, RT)[None, None, :, None, None] * R
     column = tl.arange(0, CT)[None, :, None, None, None] * C
     row += tl.arange(0, R)[None, None, None, None, :]
@@ -86,7 +86,7 @@ def _indices(R: tl.constexpr, RT: tl.constexpr, C: tl.constexpr, CT: tl.constexp
 
 @triton.jit
 def _numbered(first, count, B: tl.constexpr):
-    """Which matrices a program has, and which of them exist."""
+    """The numbers of the `B` matrices of a program, and whether each is below `count`."""
     which = first + tl.arange(0, B)[:, None, None, None, None]
     return which, which < count
 
@@ -117,7 +117,7 @@ def _inverse(x):
 
 @triton.jit
 def _exp(x):
-    """The exponential of numbers that are not positive, to the last bits."""
+    """The exponential of numbers at most 0. In float32 rounding of `x log2(e)` is corrected."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     vanishes = x < -104.0
@@ -174,7 +174,7 @@ def _started(logits, DTYPE: tl.constexpr):
 
 @triton.jit
 def _leave(which, left, where, counter):
-    """Write down which matrices are left for the next kernel."""
+    """Append the matrices that are left to the list of the next kernel."""
     counter += tl.zeros_like(which)
     slot = tl.atomic_add(counter, left.to(tl.int32), mask=left, sem="relaxed")
     tl.store(where + slot, which, mask=left)
@@ -186,7 +186,7 @@ def balance(
     R: tl.constexpr, RT: tl.constexpr, C: tl.constexpr, CT: tl.constexpr, B: tl.constexpr,
     MORE: tl.constexpr,
 ):  # fmt: skip
-    """Sinkhorn steps while at most `MORE` of them would do, and at least a few.
+    """Take Sinkhorn steps while at most `MORE` further ones are expected to suffice.
 
     Each step multiplies the error of columns by about the same factor, which is that of the last
     step. No logarithms are needed: floating-point numbers of very different sizes are equally

@@ -75,7 +75,7 @@ def met(counter, target, ALONE: tl.constexpr):
 def renewed(
     rows, columns, i, length, integral, kept, tau, D: tl.constexpr, SYMMETRIC: tl.constexpr
 ):
-    """The potential of some rows by their log-integral, stored with its bias and what is kept."""
+    """Compute the new potential of some rows from their log-integral, and store it."""
     at = rows + D * length + i
     log, constant = tl.load(at + 2 * length), tl.load(at + 3 * length)
     value = constant - tau * integral
@@ -89,7 +89,7 @@ def renewed(
 
 @triton.jit
 def _columns(columns, length, j0, D: tl.constexpr, BN: tl.constexpr):
-    """Coordinates and biases of some columns."""
+    """Load the coordinates and the biases of `BN` columns from `j0` on."""
     at = columns + j0 + tl.arange(0, BN)
     others = ()
     for d in tl.static_range(D):

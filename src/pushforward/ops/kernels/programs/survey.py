@@ -26,7 +26,7 @@ def _surveyed(
     x, largest, longest, first, length, stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Add some points to what is known: the largest coordinate and squared length."""
+    """Raise the largest coordinate and squared length found so far by those of some points."""
     most = tl.zeros([SIZE], tl.float32)
     square = tl.zeros([SIZE], tl.float32)
     for step in tl.static_range(STEPS):
@@ -88,7 +88,7 @@ def _halved(
     x, high, low, bits, z, start, N, H, sx,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Write the halves of some points."""
+    """Write the float16 halves of `SIZE` points from `start` on."""
     some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
     y = some * ((exponent_of_halves(bits) + 127) << 23).to(tl.float32, bitcast=True)
     h = y.to(tl.float16)
@@ -104,7 +104,10 @@ def halves(
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    r"""$x=2^{-e}(x_h+x_l)$ in float16, the largest coordinate between 2^14 and 2^15."""
+    r"""Write points as float16 halves, $x=2^{-e}(x_h+x_l)$.
+
+    The power of 2 brings the largest coordinate between 2^14 and 2^15.
+    """
     z, place, _ = placed(tl.maximum(M, N), SIZE)
     start = place * SIZE
     found += z * FIELDS
@@ -185,7 +188,7 @@ def merge(
     parts_out, parts_peak, parts_total, out, peak, total, log_z, rows, parts,
     E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The result of several programs, each of which has seen some of the keys."""
+    """Merge the results of several programs, each of which has read a part of the keys."""
     i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     there = i < rows
     top = tl.full([SIZE], -float("inf"), tl.float32)

@@ -73,7 +73,7 @@ def _largest_and_sums(
 
 @triton.jit
 def _combined(peaks, sums, i, shares, length, SHARES: tl.constexpr):
-    """The largest shift of all shares, and the sum relative to it."""
+    """Add the sums of all shares: the largest of their shifts, and the sum relative to it."""
     share = tl.arange(0, SHARES)[:, None]
     at = share * length + i[None, :]
     peak = tl.load(peaks + at, mask=share < shares, other=-float("inf"))
