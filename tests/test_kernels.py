@@ -111,12 +111,17 @@ def test_small_scores_need_no_maximum(op, shape, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, where sums overflow
 def test_sums_out_of_range_are_formed_again(monkeypatch):
-    """The first scores say nothing about those of later keys, or there is no first mass."""
+    """The first scores say nothing about those of later keys, or there is no first mass.
+
+    Keys without mass are NaN and their values infinite in one head, and finite in the other.
+    """
     kernels = pytest.importorskip("pushforward.ops.kernels")
     monkeypatch.setattr(kernels._launch, "LARGE", 1)
     tensors = inputs(9, 300, 9, 9, dtype=torch.bfloat16)
     tensors[1][:, 0, 200:] *= 40
     tensors[3][0, :, :140] = -torch.inf
+    for points in tensors[1:3]:
+        points[:, 0].nan_to_num_(0.5, 0.5)
     compare("average", tensors)
 
 
@@ -188,7 +193,7 @@ def test_operators_are_registered_right():
     from pushforward.ops.kernels import _operators as operators
 
     q, k, v, b = (torch.randn(1, 2, n, 2) for n in (5, 9, 9, 2))
-    arguments = (q, k, v, torch.randn(1, 2, 9), 1.0, None, None)
+    arguments = (q, k, v, torch.randn(1, 2, 9), 1.0, None, None, True)
     arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
     torch.library.opcheck(operators.reduce, arguments)
 
@@ -311,6 +316,7 @@ def test_more_problems_than_a_grid_has_rows(width):
 @pytest.mark.parametrize("width", [1, 3, 4, 16, 33, 64, 128, 256])
 @pytest.mark.parametrize("sizes", [(1000, 4099), (63, 30_001), (4097, 129)], ids=str)
 def test_large_problems(sizes, width, dtype):
+    """Atoms without mass are garbage, so blocks in bfloat16 are formed again without them."""
     tensors = inputs(*sizes, width, width, dtype=dtype, batch=(2, 1), spread=width**-0.5)
     compare("average", tensors)
     compare("log_integral", tensors)
@@ -318,11 +324,10 @@ def test_large_problems(sizes, width, dtype):
 
 
 HOPPER = {
-    "odd sizes": (3000, 1025, 64, 64, torch.bfloat16),
-    "float16": (2100, 999, 64, 64, torch.float16),
-    "narrower than its block": (2500, 700, 40, 24, torch.bfloat16),
-    "one atom": (3001, 1, 64, 40, torch.bfloat16),
-    "scores of every size": (2300, 2048, 48, 64, torch.bfloat16),
+    "odd sizes": (3000, 1025, 64, 64),
+    "narrower than its block": (2500, 700, 40, 24),
+    "one atom": (3001, 1, 64, 40),
+    "scores of every size": (2300, 2048, 48, 64),
 }
 
 
@@ -343,7 +348,7 @@ def test_gluon_is_its_twin(case, monkeypatch):
     """With strides of heads, dead atoms, padding, a problem without mass, and poisoned results."""
     from pushforward.ops.kernels import _hopper as hopper, _launch as launch
 
-    (m, n, d, e, dtype), batch, heads = case, 3, 7
+    (m, n, d, e), dtype, batch, heads = case, torch.bfloat16, 3, 7
     device = torch.device("cuda", torch.cuda.current_device())
     if not hopper.available(device):
         pytest.skip("needs compute capability 9.0 and Triton 3.6")
@@ -362,9 +367,9 @@ def test_gluon_is_its_twin(case, monkeypatch):
     assert hopper.takes(q, k, v, bias)
     torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
     try:
-        found = launch.forward(q, k, v, bias, 1.0, None)
+        found = launch.forward((q, k, v, bias), 1.0, None)
         monkeypatch.setattr(hopper, "takes", lambda *_: False)
-        twin = launch.forward(q, k, v, bias, 1.0, None)
+        twin = launch.forward((q, k, v, bias), 1.0, None)
     finally:
         torch.use_deterministic_algorithms(False)
     empty = twin.total == 0

@@ -94,9 +94,8 @@ def ready(points: Pair, logs: Tensor, scale: float, times: Times) -> Side:
 def log_integral_parts(side: Side, bias: Tensor) -> Three:
     """The log-integral, a shift of the scores in base 2, and the sum of weights relative to it."""
     bias = _folded_rows(bias, side.batch)
-    _, log_z, peak, total = launch.forward(
-        side.q, side.k, side.k[..., :0], bias, side.scale, side.clock, side.known
-    )
+    inputs = (side.q, side.k, side.k[..., :0], bias)
+    _, log_z, peak, total = launch.forward(inputs, side.scale, side.clock, side.known)
     return side.outside(log_z), side.outside(peak), side.outside(total)
 
 
@@ -192,14 +191,11 @@ def _reduced(
     """Average and log-integral, with any leading axes."""
     check_no_tangent(WHAT, q, k, v, bias)
     q, k, v, bias = _typed(q, k, v, bias)
-    if guard:
-        dead = (bias == -torch.inf)[..., None]
-        k, v = k.masked_fill(dead, 0), v.masked_fill(dead, 0)
     rows = (bias,) if times is None else (bias, *times)
     batch = _batch(*(t.shape[:-2] for t in (q, k, v)), *(t.shape[:-1] for t in rows))
     points = (_folded(t, batch) for t in (q, k, v))
     bias, *clock = (_folded_rows(t, batch) for t in rows)
-    arguments = (*points, bias, float(scale), *(clock or (None, None)))
+    arguments = (*points, bias, float(scale), *(clock or (None, None)), guard is not False)
     if torch.compiler.is_compiling():
         out, log_z, *_ = reduce(*arguments)
     else:

@@ -15,7 +15,7 @@ from triton import knobs
 from ..._tools.precision import HALF
 from ._problem import padded_width, strides
 from ._split import processors
-from ._tiles import HOPPER_TILES, HOPPER_WIDTHS
+from ._tiles import HOPPER_TILE, HOPPER_WIDTHS
 
 ALIGNED = 8
 """Strides of points in half precision are multiples of this, as the copying unit needs them."""
@@ -47,26 +47,26 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
         and bias.stride(-1) in (0, 1)
         and available(q.device)
         and all(map(_copied, (q, k, v)))
-        and prod(q.shape[:2]) * -(-q.shape[2] // HOPPER_TILES[1].rows) >= processors(q.device)
+        and prod(q.shape[:2]) * -(-q.shape[2] // HOPPER_TILE.rows) >= processors(q.device)
     )
 
 
 def forward(
     points: tuple[Tensor, Tensor, Tensor], bias: Tensor, ends: Tensor | None, factor: float,
-    result: Sequence[Tensor], mode: int,
+    result: Sequence[Tensor],
 ) -> None:  # fmt: skip
     """Launch `programs.hopper.forward`, which fills average, shift, sum and log-integral."""
     from .programs import hopper
 
     q, k, v = points
     (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
-    tile = HOPPER_TILES[mode]
+    tile = HOPPER_TILE
     rows = tile.rows // 2  # of each group
     hopper.forward[(-(-m // tile.rows) * b * h,)](
         _described(q, rows), _described(k, tile.columns), _described(v, tile.columns),
         bias, ends, *result, m, n, h, factor, strides(bias)[:2],
         STRIDE=bias.stride(-1), E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
-        ROWS=rows, BN=tile.columns, STAGES=tile.stages, MODE=mode,
+        ROWS=rows, BN=tile.columns, STAGES=tile.stages,
         num_warps=tile.warps, **REGISTERS,
     )  # fmt: skip
 

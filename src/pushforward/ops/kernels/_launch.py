@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._tools.precision import HALF
 from . import _hopper as hopper
-from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
+from ._problem import LARGE, Clock, Halves, padded_width, strides, survey, without_dead
 from ._split import columns, room, split, summed
 from ._tiles import GROUP, NARROW, Tile, tile_of
 from .programs import narrow, survey as survey_programs, wide, wide_backward
@@ -51,14 +51,20 @@ def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values:
     if not exact and (timed or pairs < LARGE):
         return Ready(None, points, points)
     found = survey(q, k, v, bias, points=thin or exact, values=values and exact)
-    return Ready(found, *(Halves.of(q, k, v, found, values=values) if exact else (points, points)))
+    if not exact:
+        return Ready(found, points, points)
+    return Ready(found, *Halves.of(q, k, v, bias, found, values=values))
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float, clock: Clock | None,
-    known: Ready | None = None,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
+    known: Ready | None = None, *, guard: bool = False,
 ) -> Reduced:  # fmt: skip
-    """Averages and sums of weights, for points of shape `(b, h, n, k)`."""
+    """Averages and sums of weights, for points of shape `(b, h, n, k)`.
+
+    With `guard`, keys and values without mass need not be finite.
+    """
+    q, k, v, bias = inputs
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     problems = prod(batch)
     thin, half = max(d, e) <= NARROW, q.dtype in HALF
@@ -70,29 +76,33 @@ def forward(
     if result.peak.numel() == 0:
         return result
     large = problems * m * n >= LARGE and clock is None
-    if known is None or thin:  # narrow points need the highest of these very biases
-        known = ready(q, k, v, bias, timed=clock is not None, values=True)
-    found, high, low = known
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
     bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
     modes = (1, 2) if bounded else (0,)
+    if guard and half and not thin and not bounded:
+        k, v = without_dead(k, v, bias)
+    if known is None or thin:  # narrow points need the highest of these very biases
+        known = ready(q, k, v, bias, timed=clock is not None, values=True)
+    found, high, low = known
     made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
     places = (made.out, made.peak, made.total, made.log_z)
     ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
-    if parts == 1 and clock is None and hopper.takes(q, k, v, bias):
-        for mode in modes:
-            hopper.forward((q, k, v), bias, ends, factor, places, mode)
-        return result
+    if parts == 1 and bounded and hopper.takes(q, k, v, bias):
+        hopper.forward((q, k, v), bias, ends, factor, places)
+        modes = modes[1:]
     options = _options(tile, thin, n % tile.columns == 0) | dict(
         D=d, E=e, ENDS=_kind_of_ends(found, clock), WHOLE=parts == 1
     )
     given: tuple[Any, ...] = (None if clock is None else clock.ranks, ends, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if thin:
-        points = (q, *columns(m * n, k, v), bias)
+        points = (q, *columns(m * n, k, v, bias if guard else None), bias)
     else:
         points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
-        options |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
+        options |= dict(
+            D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half,
+            GUARD=guard and half and bounded,
+        )  # fmt: skip
     run = narrow.forward if thin else wide.forward
     for mode in modes:
         run[-(-m // tile.rows) * problems, parts](
@@ -111,7 +121,7 @@ def forward(
 def backward(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
     result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
-    known: Ready | None = None,
+    known: Ready | None = None, *, guard: bool = False,
 ) -> list[Tensor | None]:  # fmt: skip
     r"""Gradients in `q, k, v, bias`, if wanted, from those of the average and the log-integral.
 
@@ -122,7 +132,7 @@ def backward(
 
     In float32, and for narrow points, the weights are formed relative to the shift, and $o'$ and
     $c$ are divided by the total instead. So the gradients of large scores are as accurate as
-    their differences.
+    their differences. With `guard`, keys and values without mass need not be finite.
     """
     q, k, v, bias = inputs
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
@@ -132,6 +142,9 @@ def backward(
     grads: list[Tensor | None] = [None] * 4
     if not any(wanted):
         return grads
+    if guard and not thin:
+        k, v = without_dead(k, v, bias)
+        inputs = (q, k, v, bias)
     g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
@@ -139,7 +152,7 @@ def backward(
         known = ready(q, k, v, bias, timed=clock is not None, values=False)
     found, high, low = known
     if thin:
-        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v)
+        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias if guard else None)
         given = (q, k, v, bias)
         steps = tuple(map(strides, (*given, g)))
     else:

@@ -18,14 +18,16 @@ WHAT = "A reduction with `impl='triton'`"
 @torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
 def reduce(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float,
-    query_times: Tensor | None, key_times: Tensor | None,
+    query_times: Tensor | None, key_times: Tensor | None, guard: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Average and log-integral of `(b, h, m, k)` queries; `v` may have width 0.
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
+    With `guard`, keys and values of atoms without mass need not be finite.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
-    found = launch.forward(q, k, v, bias, factor, clock_of(query_times, key_times))
+    clock = clock_of(query_times, key_times)
+    found = launch.forward((q, k, v, bias), factor, clock, guard=guard)
     return found.out, found.log_z, found.peak, found.total
 
 
@@ -39,14 +41,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor,
 @torch.library.custom_op("pushforward::reduce_triton_backward", mutates_args=())
 def reduce_backward(
     inputs: list[Tensor], factor: float, query_times: Tensor | None, key_times: Tensor | None,
-    outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
+    guard: bool, outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients in `q, k, v, bias`; those that are not wanted may be zeros."""
     q, k, v, bias = inputs
     d_out, d_log = grads
     found = launch.backward(
         (q, k, v, bias), factor, clock_of(query_times, key_times), launch.Reduced(*outputs),
-        (d_out, d_log), wanted,
+        (d_out, d_log), wanted, guard=guard,
     )  # fmt: skip
     dq, dk, dv, db = (
         x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)
@@ -82,7 +84,7 @@ def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | No
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    q, k, v, bias, ctx.factor, query_times, key_times = inputs
+    q, k, v, bias, ctx.factor, query_times, key_times, ctx.guard = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(q, k, v, bias, query_times, key_times, *output)
 
@@ -92,10 +94,11 @@ def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:
     wanted = list(ctx.needs_input_grad[:4])
     with full_precision(q), named_errors(WHAT):
         grads = reduce_backward(
-            [q, k, v, bias], ctx.factor, query_times, key_times, outputs, [d_out, d_log], wanted
-        )
+            [q, k, v, bias], ctx.factor, query_times, key_times, ctx.guard, outputs,
+            [d_out, d_log], wanted,
+        )  # fmt: skip
     chosen = [g if want else None for g, want in zip(grads, wanted, strict=True)]
-    return *chosen, None, None, None
+    return *chosen, *[None] * 4
 
 
 def _second_backward(ctx: Any, *_: Any) -> tuple:

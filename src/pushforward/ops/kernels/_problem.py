@@ -58,18 +58,34 @@ class Halves(NamedTuple):
     low: tuple[Tensor, Tensor, Tensor]
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, found: Tensor, *, values: bool) -> Halves:
-        """The halves of points `(b, h, n, k)`, and of the values if they are wanted."""
+    def of(
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor, found: Tensor, *, values: bool
+    ) -> Halves:
+        """The halves of points `(b, h, n, k)`, and of the values if they are wanted.
+
+        Keys and values are zeros where the bias is minus infinity.
+        """
         (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1] if values else 0
         widths, size = (padded_width(d), padded_width(e)), _at_once(d, e)
         made = lambda length, width: q.new_empty(*batch, length, width, dtype=torch.float16)
         parts = [made(m, widths[0]), made(m, widths[0]), made(n, widths[0]), made(n, widths[0])]
         parts += [made(n, widths[1]), made(n, widths[1])] if e else [v, v]
         programs.halves[(-(-max(m, n) // size) * prod(batch),)](
-            q, k, v, *parts, found, m, n, batch[1], *map(strides, (q, k, v)),
+            q, k, v, bias, *parts, found, m, n, batch[1], *map(strides, (q, k, v, bias)),
             D=d, E=e, D_PAD=widths[0], E_PAD=widths[1], SIZE=size,
         )  # fmt: skip
         return Halves((parts[0], parts[2], parts[4]), (parts[1], parts[3], parts[5]))
+
+
+def without_dead(k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Copies of keys and values, with zeros where the bias is minus infinity."""
+    (*batch, n, d), e = k.shape, v.shape[-1]
+    made, size = [k.new_empty(*batch, n, d), v.new_empty(*batch, n, e)], _at_once(d, e)
+    programs.without_dead[(-(-n // size) * prod(batch),)](
+        k, v, bias, *made, n, batch[1], *map(strides, (k, v, bias)),
+        D=d, E=e, D_PAD=padded_width(d), E_PAD=padded_width(e), SIZE=size,
+    )  # fmt: skip
+    return made[0], made[1]
 
 
 def _at_once(d: int, e: int) -> int:

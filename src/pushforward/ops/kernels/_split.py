@@ -40,17 +40,22 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def columns(pairs: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def columns(
+    pairs: int, x: Tensor, y: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Points stored coordinate by coordinate, so that neighbours are read together.
 
     They stay as they are where they lie so already, and for few pairs, where a copy does not pay.
+    With a bias they are always copied, with zeros where it is minus infinity.
     """
-    if pairs < 1 << 22 or all(t.stride(-2) == 1 or t.shape[-1] == 0 for t in (x, y)):
+    there = pairs < 1 << 22 or all(t.stride(-2) == 1 or t.shape[-1] == 0 for t in (x, y))
+    if there and bias is None:
         return x, y
     (*batch, n, d), e = x.shape, y.shape[-1]
     length = -(-n // 16) * 16
     made = [x.new_empty(*batch, width, length) for width in (d, e)]
     copy_columns[(-(-n // SIZE) * prod(batch),)](
-        x, y, *made, n, batch[1], length, strides(x), strides(y), D=d, E=e, SIZE=SIZE,
+        x, y, bias, *made, n, batch[1], length, strides(x), strides(y),
+        None if bias is None else strides(bias), D=d, E=e, SIZE=SIZE,
     )  # fmt: skip
     return made[0][..., :n].mT, made[1][..., :n].mT

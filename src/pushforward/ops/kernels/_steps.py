@@ -86,7 +86,7 @@ def _wide(
     operands: tuple[Any, ...]
     if split:
         found = survey(q, k, k, logs[1], points=True, values=False)
-        high, low = Halves.of(q, k, k, found, values=False)
+        high, low = Halves.of(q, k, k, logs[1], found, values=False)
         operands, width = (*high[:2], *low[:2], found), padded
     else:
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in points)

@@ -67,8 +67,8 @@ SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
 HOPPER_WIDTHS = range(17, 65)
 """Widths at which the kernel in Gluon is faster."""
 
-HOPPER_TILES = {0: Tile(128, 128, 4, 2), 1: Tile(256, 64, 4, 3), 2: Tile(128, 128, 4, 2)}
-"""Those of its modes, see `programs.wide.forward`. Two groups of as many warps share the rows."""
+HOPPER_TILE = Tile(256, 64, 4, 3)
+"""Its tile. Two groups of as many warps share the rows."""
 
 
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:

@@ -1,11 +1,12 @@
-r"""The forward pass in half precision for GPUs of compute capability 9.0, in Gluon.
+r"""The forward pass in bfloat16 for GPUs of compute capability 9.0, in Gluon.
 
 One warp copies blocks of keys and values to shared memory; two groups of four warps, with rows of
 their own, take them from there. Step $t$ asks tensor cores for the scores of block $t$ and for the
 sums of values of block $t-1$ together, so powers are formed beside the second product. Keys of
 block $t$ and values of block $t-1$ therefore travel as one stage of the pipeline.
 
-`wide.forward` is the same pass in Triton, for all other devices, widths and times.
+It is `wide.forward` in `MODE` 1, whose `MODE` 2 repeats the blocks that need it. That is in Triton,
+for all devices, widths and times.
 """
 
 from triton.experimental import gluon
@@ -17,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .parts import END, FIELDS, LN2, LOG2E, finite, in_range
+from .parts import END, FIELDS, LN2, LOG2E, finite, rows_with_nan
 
 INF: gl.constexpr = gl.constexpr(float("inf"))
 
@@ -68,7 +69,7 @@ def _bias(b, step, last, BN: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.cons
 def _sums(
     group, qs, ks, vs, queries, full, empty, b, out, peak, total, log_z, row0, i0, M, last, blocks,
     factor, STRIDE: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr, E: gl.constexpr,
-    D_PAD: gl.constexpr, E_PAD: gl.constexpr, STAGES: gl.constexpr, ONLINE: gl.constexpr,
+    D_PAD: gl.constexpr, E_PAD: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """What one group does with its rows. The names are those of `wide.forward`."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -86,13 +87,9 @@ def _sums(
     t = warpgroup_mma_wait(0, deps=(t,))
     mbarrier.arrive(empty.index(0), count=1)
     t = t * factor + (some * LOG2E)[None, :]
-    m = gl.max(t, 1)
-    if not ONLINE:
-        # One number for all rows, so that it costs nothing a pair.
-        shift = finite(gl.max(m, 0))
-        m = gl.zeros_like(m) + shift
-    t = t - finite(m)[:, None]
-    p = gl.exp2(t)
+    # One number for all rows, so that it costs nothing a pair.
+    shift = finite(gl.max(gl.max(t, 1), 0))
+    p = gl.exp2(t - shift)
     s = gl.sum(p, 1)
     weights = gl.convert_layout(p.to(vs.dtype), WEIGHTS)
     some = _bias(b, 1, last, BN, STRIDE, COLUMNS)
@@ -102,31 +99,22 @@ def _sums(
         keys = ks.index(stage).reshape([BN, D_PAD]).permute((1, 0))
         t = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
         mean = warpgroup_mma(weights, vs.index(stage).reshape([BN, E_PAD]), mean, is_async=True)
-        bias = some * LOG2E
-        if not ONLINE:
-            bias -= shift
+        bias = some * LOG2E - shift
         some = _bias(b, step + 1, last, BN, STRIDE, COLUMNS)
         t = warpgroup_mma_wait(1, deps=(t,))
-        t = t * factor + bias[None, :]
-        if ONLINE:
-            top = gl.maximum(m, gl.max(t, 1))
-            base = finite(top)
-            old = gl.exp2(m - base)
-            s, m = s * old, top
-            t = t - base[:, None]
-        p = gl.exp2(t)
+        p = gl.exp2(t * factor + bias[None, :])
         s += gl.sum(p, 1)
         mean = warpgroup_mma_wait(0, deps=(mean,))
         mbarrier.arrive(empty.index(stage), count=1)
-        if ONLINE:
-            mean = mean * gl.convert_layout(old, gl.SliceLayout(1, MEAN))[:, None]
         weights = gl.convert_layout(p.to(vs.dtype), WEIGHTS)
     stage = blocks % STAGES
     mbarrier.wait(full.index(stage), (blocks // STAGES) & 1)
     mean = warpgroup_mma(weights, vs.index(stage).reshape([BN, E_PAD]), mean, is_async=True)
     mean = warpgroup_mma_wait(0, deps=(mean,))
     i = i0 + group * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
-    m = gl.where(s == 0.0, -INF, m)
+    bad = gl.convert_layout(rows_with_nan(mean), gl.SliceLayout(1, SCORES))
+    s = gl.where(bad, float("nan"), s)
+    m = gl.where(s == 0.0, -INF, shift)
     gl.store(peak + row0 + i, m, mask=i < M)
     gl.store(total + row0 + i, s, mask=i < M)
     gl.store(log_z + row0 + i, (m + gl.log2(s)) * LN2, mask=i < M)
@@ -142,23 +130,16 @@ def _sums(
 def forward(
     q, k, v, b, ends, out, peak, total, log_z, M, N, H, factor, stride,
     STRIDE: gl.constexpr, E: gl.constexpr, D_PAD: gl.constexpr, E_PAD: gl.constexpr,
-    ROWS: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, MODE: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    ROWS: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """What `wide.forward` stores, for points that descriptors tell the copying unit to find.
 
-    `MODE` is as there. `ROWS` are those of each of the two groups, `STRIDE` is that of the bias.
+    `ROWS` are those of each of the two groups, `STRIDE` is that of the bias.
     """
     blocks = gl.cdiv(M, 2 * ROWS)
     z = gl.program_id(0) // blocks
     i0 = gl.program_id(0) % blocks * (2 * ROWS)
     row0 = z.to(gl.int64) * M
-    if MODE == 2:
-        BL: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        i = i0 + gl.arange(0, 2 * ROWS, BL)
-        s = gl.load(total + row0 + i, mask=i < M, other=1.0)
-        if in_range(s):
-            return
     batch, head = z // H, z % H
     last = N
     if ends is not None:
@@ -178,9 +159,9 @@ def forward(
         mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize([
         (_sums, (0, qs, ks, vs, queries, full, empty, b, out, peak, total, log_z, row0, i0, M,
-            last, steps, factor * LOG2E, STRIDE, ROWS, BN, E, D_PAD, E_PAD, STAGES, MODE != 1)),
+            last, steps, factor * LOG2E, STRIDE, ROWS, BN, E, D_PAD, E_PAD, STAGES)),
         (_sums, (1, qs, ks, vs, queries, full, empty, b, out, peak, total, log_z, row0, i0, M,
-            last, steps, factor * LOG2E, STRIDE, ROWS, BN, E, D_PAD, E_PAD, STAGES, MODE != 1)),
+            last, steps, factor * LOG2E, STRIDE, ROWS, BN, E, D_PAD, E_PAD, STAGES)),
         (_copies, (q, k, v, qs, ks, vs, queries, full, empty, batch, head, i0, steps,
             ROWS, BN, D_PAD, E_PAD, STAGES)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip

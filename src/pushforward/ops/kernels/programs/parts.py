@@ -143,6 +143,12 @@ def in_range(sums):
 
 
 @triton.jit
+def rows_with_nan(mean):
+    """Which rows of a matrix have a NaN."""
+    return tl.max((mean != mean).to(tl.int32), 1) == 1
+
+
+@triton.jit
 def end_of_keys(ends, z, N, ENDS: tl.constexpr):
     """Where the keys end: for all, by a survey (`ENDS` 1), or for this program (2)."""
     last = N

@@ -22,16 +22,28 @@ from .parts import (
 
 
 @triton.jit
+def _live(b, start, length, stride, some, SIZE: tl.constexpr):
+    """Some points, with zeros for those without mass, whatever their coordinates are."""
+    bias = numbers(b, start, length, stride, -float("inf"), SIZE, True)
+    return tl.where((bias == -float("inf"))[:, None], 0.0, some)
+
+
+@triton.jit
 def _surveyed(
-    x, largest, longest, first, length, stride,
+    x, b, largest, longest, first, length, stride, stride_b,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Raise the largest coordinate and squared length found so far by those of some points."""
+    """Raise the largest coordinate and squared length found so far by those of some points.
+
+    Those without mass do not count; without `b` all points do.
+    """
     most = tl.zeros([SIZE], tl.float32)
     square = tl.zeros([SIZE], tl.float32)
     for step in tl.static_range(STEPS):
         start = first + step * SIZE
         some = block(x, start, length, stride, WIDTH, PADDED, SIZE, True).to(tl.float32)
+        if b is not None:
+            some = _live(b, start, length, stride_b, some, SIZE)
         most = tl.maximum(most, tl.max(tl.abs(some), 1))
         square = tl.maximum(square, tl.sum(some * some, 1))
     tl.atomic_max(largest, tl.max(most, 0).to(tl.int32, bitcast=True))
@@ -53,20 +65,21 @@ def survey(
     first = place * SIZE * STEPS
     if D > 0 and first < M:
         _surveyed(
-            problem(q, z, H, sq), found, found + LONGEST, first, M, sq, D, D_PAD, SIZE, STEPS
-        )
+            problem(q, z, H, sq), None, found, found + LONGEST, first, M, sq, 0, D, D_PAD,
+            SIZE, STEPS,
+        )  # fmt: skip
     if first < N:
+        b = problem(b, z, H, sb)
         if D > 0:
             _surveyed(
-                problem(k, z, H, sk), found + 1, found + LONGEST + 1, first, N, sk, D, D_PAD,
-                SIZE, STEPS,
+                problem(k, z, H, sk), b, found + 1, found + LONGEST + 1, first, N, sk, sb[2],
+                D, D_PAD, SIZE, STEPS,
             )  # fmt: skip
         if E > 0:
             _surveyed(
-                problem(v, z, H, sv), found + 2, found + LONGEST + 2, first, N, sv, E, E_PAD,
-                SIZE, STEPS,
+                problem(v, z, H, sv), b, found + 2, found + LONGEST + 2, first, N, sv, sb[2],
+                E, E_PAD, SIZE, STEPS,
             )  # fmt: skip
-        b = problem(b, z, H, sb)
         most = tl.full([SIZE], -float("inf"), tl.float32)
         end = tl.zeros([SIZE], tl.int32)
         for step in tl.static_range(STEPS):
@@ -85,11 +98,13 @@ def survey(
 
 @triton.jit
 def _halved(
-    x, high, low, bits, z, start, N, H, sx,
+    x, b, high, low, bits, z, start, N, H, sx, sb,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Write the float16 halves of `SIZE` points from `start` on."""
+    """Write the float16 halves of `SIZE` points from `start` on; zeros for those without mass."""
     some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
+    if b is not None:
+        some = _live(problem(b, z, H, sb), start, N, sb[2], some, SIZE)
     y = some * ((exponent_of_halves(bits) + 127) << 23).to(tl.float32, bitcast=True)
     h = y.to(tl.float16)
     i = start + tl.arange(0, SIZE)
@@ -100,7 +115,7 @@ def _halved(
 
 @triton.jit
 def halves(
-    q, k, v, q_high, q_low, k_high, k_low, v_high, v_low, found, M, N, H, sq, sk, sv,
+    q, k, v, b, q_high, q_low, k_high, k_low, v_high, v_low, found, M, N, H, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -112,31 +127,68 @@ def halves(
     start = place * SIZE
     found += z * FIELDS
     if start < M:
-        _halved(q, q_high, q_low, tl.load(found), z, start, M, H, sq, D, D_PAD, SIZE)
+        _halved(q, None, q_high, q_low, tl.load(found), z, start, M, H, sq, sb, D, D_PAD, SIZE)
     if start < N:
-        _halved(k, k_high, k_low, tl.load(found + 1), z, start, N, H, sk, D, D_PAD, SIZE)
+        _halved(
+            k, b, k_high, k_low, tl.load(found + 1), z, start, N, H, sk, sb, D, D_PAD, SIZE
+        )
         if E > 0:
-            _halved(v, v_high, v_low, tl.load(found + 2), z, start, N, H, sv, E, E_PAD, SIZE)
+            _halved(
+                v, b, v_high, v_low, tl.load(found + 2), z, start, N, H, sv, sb, E, E_PAD, SIZE
+            )
 
 
 @triton.jit
 def columns(
-    x, y, x_columns, y_columns, N, H, length, sx, sy,
+    x, y, b, x_columns, y_columns, N, H, length, sx, sy, sb,
     D: tl.constexpr, E: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Copy points `x` and `y` so that each coordinate is a row of its own."""
+    """Copy points `x` and `y` so that each coordinate is a row of its own.
+
+    Where a bias `b` is minus infinity, zeros are written.
+    """
     z, place, _ = placed(N, SIZE)
     i = place * SIZE + tl.arange(0, SIZE)
+    live = i < N
+    if b is not None:
+        bias = numbers(problem(b, z, H, sb), place * SIZE, N, sb[2], -float("inf"), SIZE, True)
+        live = bias != -float("inf")
     x, y = problem(x, z, H, sx), problem(y, z, H, sy)
     x_columns += z.to(tl.int64) * length * D
     y_columns += z.to(tl.int64) * length * E
     at = i.to(tl.int64)
     for d in tl.static_range(D):
-        value = tl.load(x + at * sx[2] + d * sx[3], mask=i < N, other=0.0)
+        value = tl.load(x + at * sx[2] + d * sx[3], mask=live, other=0.0)
         tl.store(x_columns + d * tl.cast(length, tl.int64) + i, value, mask=i < N)
     for e in tl.static_range(E):
-        value = tl.load(y + at * sy[2] + e * sy[3], mask=i < N, other=0.0)
+        value = tl.load(y + at * sy[2] + e * sy[3], mask=live, other=0.0)
         tl.store(y_columns + e * tl.cast(length, tl.int64) + i, value, mask=i < N)
+
+
+@triton.jit
+def _copied(
+    x, into, b, z, start, N, H, sx, sb,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
+    some = _live(problem(b, z, H, sb), start, N, sb[2], some, SIZE).to(into.dtype.element_ty)
+    i, d = start + tl.arange(0, SIZE), tl.arange(0, PADDED)
+    at = ((z.to(tl.int64) * N + i) * WIDTH)[:, None] + d[None, :]
+    tl.store(into + at, some, mask=(i < N)[:, None] & (d < WIDTH)[None, :])
+
+
+@triton.jit
+def without_dead(
+    k, v, b, k_live, v_live, N, H, sk, sv, sb, D: tl.constexpr, E: tl.constexpr,
+    D_PAD: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Copy keys and values, with zeros where the bias `b` is minus infinity."""
+    z, place, _ = placed(N, SIZE)
+    start = place * SIZE
+    if D > 0:
+        _copied(k, k_live, b, z, start, N, H, sk, sb, D, D_PAD, SIZE)
+    if E > 0:
+        _copied(v, v_live, b, z, start, N, H, sv, sb, E, E_PAD, SIZE)
 
 
 @triton.jit

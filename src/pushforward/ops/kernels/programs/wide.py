@@ -19,6 +19,7 @@ from .parts import (
     finite,
     hidden,
     in_range,
+    rows_with_nan,
     numbers,
     placed,
     problem,
@@ -33,7 +34,7 @@ def _step(
     m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one, j0, last,
     sk, sv, sb, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BN: tl.constexpr, TIMED: tl.constexpr, MODE: tl.constexpr, SPLIT: tl.constexpr,
-    MASKED: tl.constexpr,
+    CLEAN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: scores, the new largest score, weights, and their sums of values."""
     ks = block(k, j0, last, sk, D, D_PAD, BN, MASKED)
@@ -47,6 +48,12 @@ def _step(
         if SPLIT:
             vs_low = block(v_low, j0, last, sv, E, E_PAD, BN, MASKED)
     bias = numbers(b, j0, last, sb[2], -float("inf"), BN, MASKED) * LOG2E - shift
+    if CLEAN:
+        dead = (bias == -float("inf"))[:, None]
+        ks = tl.where(dead, 0.0, ks)
+        ks_low = ks
+        if E > 0:
+            vs = tl.where(dead, 0.0, vs)
     t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
     if TIMED:
         t = hidden(t, seen[:, None], numbers(told, j0, last, 1, LATEST, BN, MASKED)[None, :])
@@ -78,14 +85,17 @@ def forward(
     M, N, H, factor, one, sq, sk, sv, sb,
     D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, ENDS: tl.constexpr,
-    MODE: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+    MODE: tl.constexpr, SPLIT: tl.constexpr, GUARD: tl.constexpr, EVEN: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     r"""The average, a shift of the scores in base 2, and the sum of weights relative to it.
 
     `ENDS` is 1 if each problem has a last key of its own, and 2 if each block of queries has, for
     times. The shift is the largest score, in `MODE` 0. In `MODE` 1 it is the largest score of a
     block of queries and the first keys, so nothing is compared any more. Where a sum of weights
-    then leaves 2^-60 to 2^60, `MODE` 2 repeats the block as `MODE` 0 does.
+    then leaves 2^-60 to 2^60, `MODE` 2 repeats the block as `MODE` 0 does. With `GUARD`, keys and
+    values without mass may be NaN or infinite. `MODE` 1 computes with them, so that results are NaN
+    if there are any, and `MODE` 2 repeats these blocks with zeros in their place.
     `EVEN` says that blocks divide the keys, so nothing needs a mask; a second loop for the last
     block would keep the compiler from running products of tensor cores together.
     The log-integral follows if one program sees all keys (`WHOLE`). `one` is 1, which the compiler
@@ -132,10 +142,13 @@ def forward(
     for j0 in tl.range(first, last, BN, num_stages=STAGES):
         m, s, mean = _step(
             m, s, mean, qs, qs_low, k, k_low, v, v_low, b, told, seen, shift, factor, one,
-            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT, not EVEN,
+            j0, last, sk, sv, sb, D, E, D_PAD, E_PAD, BN, ENDS == 2, MODE, SPLIT,
+            GUARD and MODE == 2, not EVEN,
         )  # fmt: skip
     if MODE == 1:
         m = tl.zeros([BM], tl.float32) + shift
+    if GUARD and MODE == 1 and E > 0:
+        s = tl.where(rows_with_nan(mean), float("nan"), s)
     count = tl.where(s == 0.0, 1.0, s)
     if E > 0:
         mean = mean / count[:, None]
