@@ -78,7 +78,7 @@ def forward(
     large = problems * m * n >= LARGE and clock is None
     # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
     bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
-    modes = (1, 2) if bounded else (0,)
+    modes: tuple[int, ...] = (1, 2) if bounded else (0,)
     if guard and half and not thin and not bounded:
         k, v = without_dead(k, v, bias)
     if known is None or thin:  # narrow points need the highest of these very biases

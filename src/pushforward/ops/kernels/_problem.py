@@ -30,14 +30,21 @@ def strides(x: Tensor) -> tuple[int, ...]:
     return tuple(x.stride())
 
 
-def survey(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, points: bool, values: bool) -> Tensor:
+def maybe_strides(x: Tensor | None) -> tuple[int, ...] | None:
+    """The same of a tensor that may not be there."""
+    return None if x is None else strides(x)
+
+
+def survey(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, points: bool, values: bool
+) -> Tensor:
     """How large `points` and `values` of each problem are, and where keys end, for kernels."""
     batch, m, n = q.shape[:-2], q.shape[-2], k.shape[-2]
     d, e = q.shape[-1] if points else 0, v.shape[-1] if values else 0
     problems, size = prod(batch), _at_once(d, e)
     found = torch.zeros(problems, programs.FIELDS.value, dtype=torch.int32, device=q.device)
     programs.survey[(-(-max(m, n) // (size * STEPS)) * problems,)](
-        q, k, v, bias, found, m, n, q.shape[1], *map(strides, (q, k, v, bias)),
+        q, k, v, bias, found, m, n, q.shape[1], *map(strides, (q, k, v)), maybe_strides(bias),
         D=d, E=e, D_PAD=padded_width(d), E_PAD=padded_width(e), SIZE=size, STEPS=STEPS,
     )  # fmt: skip
     return found
@@ -59,11 +66,11 @@ class Halves(NamedTuple):
 
     @staticmethod
     def of(
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor, found: Tensor, *, values: bool
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, found: Tensor, *, values: bool
     ) -> Halves:
         """The halves of points `(b, h, n, k)`, and of the values if they are wanted.
 
-        Keys and values are zeros where the bias is minus infinity.
+        Keys and values are zeros where a bias is minus infinity.
         """
         (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1] if values else 0
         widths, size = (padded_width(d), padded_width(e)), _at_once(d, e)
@@ -71,7 +78,8 @@ class Halves(NamedTuple):
         parts = [made(m, widths[0]), made(m, widths[0]), made(n, widths[0]), made(n, widths[0])]
         parts += [made(n, widths[1]), made(n, widths[1])] if e else [v, v]
         programs.halves[(-(-max(m, n) // size) * prod(batch),)](
-            q, k, v, bias, *parts, found, m, n, batch[1], *map(strides, (q, k, v, bias)),
+            q, k, v, bias, *parts, found, m, n, batch[1], *map(strides, (q, k, v)),
+            maybe_strides(bias),
             D=d, E=e, D_PAD=widths[0], E_PAD=widths[1], SIZE=size,
         )  # fmt: skip
         return Halves((parts[0], parts[2], parts[4]), (parts[1], parts[3], parts[5]))

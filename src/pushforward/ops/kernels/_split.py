@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._problem import SIZE, strides
+from ._problem import SIZE, maybe_strides, strides
 from .programs.survey import columns as copy_columns
 
 
@@ -40,9 +40,7 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def columns(
-    pairs: int, x: Tensor, y: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def columns(pairs: int, x: Tensor, y: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Points stored coordinate by coordinate, so that neighbours are read together.
 
     They stay as they are where they lie so already, and for few pairs, where a copy does not pay.
@@ -56,6 +54,6 @@ def columns(
     made = [x.new_empty(*batch, width, length) for width in (d, e)]
     copy_columns[(-(-n // SIZE) * prod(batch),)](
         x, y, bias, *made, n, batch[1], length, strides(x), strides(y),
-        None if bias is None else strides(bias), D=d, E=e, SIZE=SIZE,
+        maybe_strides(bias), D=d, E=e, SIZE=SIZE,
     )  # fmt: skip
     return made[0][..., :n].mT, made[1][..., :n].mT

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..._tools.once import refuse
 from ..._tools.precision import HALF
 from ._operators import check_device
-from ._problem import Halves, padded_width, strides, survey
+from ._problem import Halves, maybe_strides, padded_width, strides, survey
 from ._split import processors
 from ._tiles import NARROW, REGISTERS, SHARES, WidePlan, planned, wide_planned
 from .programs import steps, wide_steps
@@ -61,7 +61,7 @@ def _narrow(
     counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
     steps.run[(problems * plan.programs,)](
         q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, half_steps,
-        plan.programs, strides(q), strides(k), *map(_strides, given),
+        plan.programs, strides(q), strides(k), *map(maybe_strides, given),
         D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, ALONE=alone,
         SHIFTED=bool(constants), SYMMETRIC=symmetric, num_warps=plan.warps,
         maxnreg=REGISTERS, launch_cooperative_grid=not alone,
@@ -85,8 +85,8 @@ def _wide(
     split, padded = q.dtype not in HALF, padded_width(d)
     operands: tuple[Any, ...]
     if split:
-        found = survey(q, k, k, logs[1], points=True, values=False)
-        high, low = Halves.of(q, k, k, logs[1], found, values=False)
+        found = survey(q, k, k, None, points=True, values=False)
+        high, low = Halves.of(q, k, k, None, found, values=False)
         operands, width = (*high[:2], *low[:2], found), padded
     else:
         q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in points)
@@ -105,7 +105,7 @@ def _wide(
     wide_steps.run[(problems * plan.programs,)](
         *operands, *given, out, room, shared, counters, m, n, q.shape[1], factor,
         *damping, half_steps, plan.programs, *plan.shares,
-        strides(operands[0]), strides(operands[1]), *map(_strides, given),
+        strides(operands[0]), strides(operands[1]), *map(maybe_strides, given),
         D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, SHARES=SHARES, STAGES=tile.stages,
         ALONE=alone, SPLIT=split, SHIFTED=bool(constants), SYMMETRIC=symmetric,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=plan.registers,
@@ -128,10 +128,6 @@ def _wide_plan(q: Tensor, k: Tensor) -> WidePlan | None:
     if plan is None or q.device.type == "cuda":
         return plan
     return plan._replace(programs=1)
-
-
-def _strides(x: Tensor | None) -> tuple[int, ...] | None:
-    return None if x is None else strides(x)
 
 
 @torch.library.custom_op("pushforward::sinkhorn_steps", mutates_args=())

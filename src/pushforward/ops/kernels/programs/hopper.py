@@ -5,8 +5,8 @@ their own, take them from there. Step $t$ asks tensor cores for the scores of bl
 sums of values of block $t-1$ together, so powers are formed beside the second product. Keys of
 block $t$ and values of block $t-1$ therefore travel as one stage of the pipeline.
 
-It is `wide.forward` in `MODE` 1, whose `MODE` 2 repeats the blocks that need it. That is in Triton,
-for all devices, widths and times.
+It is `wide.forward` in `MODE` 1. The blocks that must be formed again, by `MODE` 2, are left to
+Triton, and so are all other devices, widths and times.
 """
 
 from triton.experimental import gluon

@@ -51,14 +51,32 @@ def _surveyed(
 
 
 @triton.jit
+def _surveyed_biases(b, found, first, length, stride, SIZE: tl.constexpr, STEPS: tl.constexpr):
+    """Raise the highest bias and the end of the keys found so far by those of some keys."""
+    most = tl.full([SIZE], -float("inf"), tl.float32)
+    end = tl.zeros([SIZE], tl.int32)
+    for step in tl.static_range(STEPS):
+        start = first + step * SIZE
+        some = numbers(b, start, length, stride, -float("inf"), SIZE, True)
+        most = tl.maximum(most, some)
+        end = tl.maximum(end, tl.where(some == -float("inf"), 0, start + 1 + tl.arange(0, SIZE)))
+    bits = tl.max(most, 0).to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    last = tl.max(end, 0)
+    tl.atomic_max(found + HIGHEST, tl.where(last > 0, (ordered >> 1) + 0x40000000, 0))
+    tl.atomic_max(found + END, last)
+
+
+@triton.jit
 def survey(
     q, k, v, b, found, M, N, H, sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr,
     D_PAD: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """How large queries, keys and values are, the highest bias, and where keys with mass end.
 
-    The bits of a positive number grow with it. Those of a bias are put in order, lose the last one
-    and become positive.
+    Keys and values without mass do not count; without biases all of them do. The bits of a
+    positive number grow with it. Those of a bias are put in order, lose the last one and become
+    positive.
     """
     z, place, _ = placed(tl.maximum(M, N), SIZE * STEPS)
     found += z * FIELDS
@@ -69,31 +87,21 @@ def survey(
             SIZE, STEPS,
         )  # fmt: skip
     if first < N:
-        b = problem(b, z, H, sb)
+        stride_b = 0
+        if b is not None:
+            b, stride_b = problem(b, z, H, sb), sb[2]
         if D > 0:
             _surveyed(
-                problem(k, z, H, sk), b, found + 1, found + LONGEST + 1, first, N, sk, sb[2],
+                problem(k, z, H, sk), b, found + 1, found + LONGEST + 1, first, N, sk, stride_b,
                 D, D_PAD, SIZE, STEPS,
             )  # fmt: skip
         if E > 0:
             _surveyed(
-                problem(v, z, H, sv), b, found + 2, found + LONGEST + 2, first, N, sv, sb[2],
+                problem(v, z, H, sv), b, found + 2, found + LONGEST + 2, first, N, sv, stride_b,
                 E, E_PAD, SIZE, STEPS,
             )  # fmt: skip
-        most = tl.full([SIZE], -float("inf"), tl.float32)
-        end = tl.zeros([SIZE], tl.int32)
-        for step in tl.static_range(STEPS):
-            start = first + step * SIZE
-            some = numbers(b, start, N, sb[2], -float("inf"), SIZE, True)
-            most = tl.maximum(most, some)
-            end = tl.maximum(
-                end, tl.where(some == -float("inf"), 0, start + 1 + tl.arange(0, SIZE))
-            )
-        bits = tl.max(most, 0).to(tl.int32, bitcast=True)
-        ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        last = tl.max(end, 0)
-        tl.atomic_max(found + HIGHEST, tl.where(last > 0, (ordered >> 1) + 0x40000000, 0))
-        tl.atomic_max(found + END, last)
+        if b is not None:
+            _surveyed_biases(b, found, first, N, stride_b, SIZE, STEPS)
 
 
 @triton.jit
@@ -129,9 +137,7 @@ def halves(
     if start < M:
         _halved(q, None, q_high, q_low, tl.load(found), z, start, M, H, sq, sb, D, D_PAD, SIZE)
     if start < N:
-        _halved(
-            k, b, k_high, k_low, tl.load(found + 1), z, start, N, H, sk, sb, D, D_PAD, SIZE
-        )
+        _halved(k, b, k_high, k_low, tl.load(found + 1), z, start, N, H, sk, sb, D, D_PAD, SIZE)
         if E > 0:
             _halved(
                 v, b, v_high, v_low, tl.load(found + 2), z, start, N, H, sv, sb, E, E_PAD, SIZE

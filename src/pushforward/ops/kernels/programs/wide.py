@@ -19,11 +19,11 @@ from .parts import (
     finite,
     hidden,
     in_range,
-    rows_with_nan,
     numbers,
     placed,
     problem,
     product,
+    rows_with_nan,
     scale_of_halves,
     share,
 )
@@ -94,8 +94,8 @@ def forward(
     times. The shift is the largest score, in `MODE` 0. In `MODE` 1 it is the largest score of a
     block of queries and the first keys, so nothing is compared any more. Where a sum of weights
     then leaves 2^-60 to 2^60, `MODE` 2 repeats the block as `MODE` 0 does. With `GUARD`, keys and
-    values without mass may be NaN or infinite. `MODE` 1 computes with them, so that results are NaN
-    if there are any, and `MODE` 2 repeats these blocks with zeros in their place.
+    values without mass may be NaN or infinite. `MODE` 1 computes with them, and what becomes NaN
+    is repeated by `MODE` 2 with zeros in their place.
     `EVEN` says that blocks divide the keys, so nothing needs a mask; a second loop for the last
     block would keep the compiler from running products of tensor cores together.
     The log-integral follows if one program sees all keys (`WHOLE`). `one` is 1, which the compiler
