@@ -381,6 +381,30 @@ def test_gluon_is_its_twin(case, monkeypatch):
     assert error <= EPS[dtype] * twin.out.float().norm()
 
 
+@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
+@pytest.mark.parametrize("sizes", [(1900, 1025, 64), (1800, 77, 40), (1999, 1, 33)], ids=str)
+def test_log_integrals_in_gluon_are_their_twins(sizes, monkeypatch):
+    """With garbage in atoms without mass, a problem without mass, and scores of every size."""
+    from pushforward.ops.kernels import _hopper as hopper, _launch as launch
+
+    (m, n, d), batch = sizes, (3, 7)
+    if not hopper.available(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("needs compute capability 9.0 and Triton 3.6")
+    monkeypatch.setattr(launch, "LARGE", 1)
+    q, k, _, bias = inputs(m, n, d, 0, batch=batch)
+    bias = bias.expand(*batch, n).clone()
+    bias[2, 3] = -torch.inf
+    q[1] *= 40
+    assert hopper.takes_log(q, k, bias)
+    found = launch.forward((q, k, k[..., :0], bias), 1.0, None).log_z
+    monkeypatch.setattr(hopper, "takes_log", lambda *_: False)
+    twin = launch.forward((q, k, k[..., :0], bias), 1.0, None).log_z
+    empty = twin.isneginf()
+    assert torch.equal(found.isneginf(), empty) and empty[2, 3].all() and not empty[0].any()
+    scale = 1 + twin.masked_fill(empty, 0).abs()
+    assert ((found - twin).masked_fill(empty, 0).abs() / scale).max() <= 1e-6
+
+
 @pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.3])
 @pytest.mark.parametrize("widths", [(1, 1), (2, 3), (3, 4), (4, 8)], ids=str)

@@ -15,7 +15,7 @@ from triton import knobs
 from ..._tools.precision import HALF
 from ._problem import padded_width, strides
 from ._split import processors
-from ._tiles import HOPPER_TILE, HOPPER_WIDTHS
+from ._tiles import HOPPER_LOG_TILE, HOPPER_LOG_WIDTHS, HOPPER_TILE, HOPPER_WIDTHS, Tile
 
 ALIGNED = 8
 """Strides of points in half precision are multiples of this, as the copying unit needs them."""
@@ -37,17 +37,33 @@ def available(device: torch.device) -> bool:
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
-    """Whether the kernel is there for these points and fills the device, so that it is faster."""
-    width = max(q.shape[-1], v.shape[-1])
+    """Whether averages of these points are faster in Gluon."""
     return (
         q.dtype in HALF
-        and width in HOPPER_WIDTHS
         and v.shape[-1] > 0
-        and 0 < k.shape[-2] < 1 << 30
+        and max(q.shape[-1], v.shape[-1]) in HOPPER_WIDTHS
+        and _fits(q, k, bias, HOPPER_TILE)
+        and all(map(_copied, (q, k, v)))
+    )
+
+
+def takes_log(q: Tensor, k: Tensor, bias: Tensor) -> bool:
+    """Whether log-integrals of these float32 points are faster in Gluon."""
+    return (
+        q.dtype == torch.float32
+        and q.shape[-1] in HOPPER_LOG_WIDTHS
+        and _fits(q, k, bias, HOPPER_LOG_TILE)
+    )
+
+
+def _fits(q: Tensor, k: Tensor, bias: Tensor, tile: Tile) -> bool:
+    """Whether there are kernels for the device, sizes that they count, and enough to fill it."""
+    programs = prod(q.shape[:2]) * -(-q.shape[2] // tile.rows)
+    return (
+        0 < k.shape[-2] < 1 << 30
         and bias.stride(-1) in (0, 1)
         and available(q.device)
-        and all(map(_copied, (q, k, v)))
-        and prod(q.shape[:2]) * -(-q.shape[2] // HOPPER_TILE.rows) >= processors(q.device)
+        and programs >= processors(q.device)
     )
 
 
@@ -67,6 +83,25 @@ def forward(
         bias, ends, *result, m, n, h, factor, strides(bias)[:2],
         STRIDE=bias.stride(-1), E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
         ROWS=rows, BN=tile.columns, STAGES=tile.stages,
+        num_warps=tile.warps, **REGISTERS,
+    )  # fmt: skip
+
+
+def log_integral(
+    high: tuple[Tensor, Tensor, Tensor], low: tuple[Tensor, Tensor, Tensor], bias: Tensor,
+    found: Tensor, factor: float, result: Sequence[Tensor],
+) -> None:  # fmt: skip
+    """Launch `programs.hopper_log.log_integral`, which fills shift, sum and log-integral."""
+    from .programs import hopper_log
+
+    (b, h, m, width), n = high[0].shape, high[1].shape[-2]
+    tile = HOPPER_LOG_TILE
+    rows = tile.rows // 2  # of each group
+    queries = (_described(x, rows) for x in (high[0], low[0]))
+    keys = (_described(x, tile.columns) for x in (high[1], low[1]))
+    hopper_log.log_integral[(-(-m // tile.rows) * b * h,)](
+        *queries, *keys, bias, found, *result, m, n, h, factor, strides(bias)[:2],
+        STRIDE=bias.stride(-1), D_PAD=width, ROWS=rows, BN=tile.columns, STAGES=tile.stages,
         num_warps=tile.warps, **REGISTERS,
     )  # fmt: skip
 

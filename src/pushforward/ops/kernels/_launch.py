@@ -87,9 +87,13 @@ def forward(
     made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
     places = (made.out, made.peak, made.total, made.log_z)
     ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
-    if parts == 1 and bounded and hopper.takes(q, k, v, bias):
-        hopper.forward((q, k, v), bias, ends, factor, places)
-        modes = modes[1:]
+    if parts == 1 and bounded and ends is not None:
+        if hopper.takes(q, k, v, bias):
+            hopper.forward((q, k, v), bias, ends, factor, places)
+            modes = modes[1:]
+        elif e == 0 and hopper.takes_log(q, k, bias):
+            hopper.log_integral(high, low, bias, ends, factor, places[1:])
+            modes = modes[1:]
     options = _options(tile, thin, n % tile.columns == 0) | dict(
         D=d, E=e, ENDS=_kind_of_ends(found, clock), WHOLE=parts == 1
     )

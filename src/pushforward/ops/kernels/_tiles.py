@@ -70,6 +70,12 @@ HOPPER_WIDTHS = range(17, 65)
 HOPPER_TILE = Tile(256, 64, 4, 3)
 """Its tile. Two groups of as many warps share the rows."""
 
+HOPPER_LOG_WIDTHS = range(33, 65)
+"""The same for log-integrals of float32 points."""
+
+HOPPER_LOG_TILE = Tile(256, 128, 4, 4)
+"""The tile of these."""
+
 
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
     """The tile for points of width `d` and values of width `e`."""

@@ -24,7 +24,7 @@ INF: gl.constexpr = gl.constexpr(float("inf"))
 
 
 @gluon.jit
-def _copy(points, batch, head, start, into, arrived):
+def copy_block(points, batch, head, start, into, arrived):
     """Have a block of points copied; what lies beyond their width and the end becomes 0."""
     tma.async_copy_global_to_shared(points, [batch, head, start, 0], arrived, into)
 
@@ -38,23 +38,23 @@ def _copies(
     """What the copying warp does: all queries, then keys and values as stages become empty."""
     mbarrier.expect(queries, 2 * ROWS * D_PAD * 2)
     for group in gl.static_range(2):
-        _copy(q, batch, head, i0 + group * ROWS, qs.index(group), queries)
+        copy_block(q, batch, head, i0 + group * ROWS, qs.index(group), queries)
     mbarrier.expect(full.index(0), BN * D_PAD * 2)
-    _copy(k, batch, head, 0, ks.index(0), full.index(0))
+    copy_block(k, batch, head, 0, ks.index(0), full.index(0))
     for step in range(1, blocks):
         stage = step % STAGES
         mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(stage), BN * (D_PAD + E_PAD) * 2)
-        _copy(k, batch, head, step * BN, ks.index(stage), full.index(stage))
-        _copy(v, batch, head, (step - 1) * BN, vs.index(stage), full.index(stage))
+        copy_block(k, batch, head, step * BN, ks.index(stage), full.index(stage))
+        copy_block(v, batch, head, (step - 1) * BN, vs.index(stage), full.index(stage))
     stage = blocks % STAGES
     mbarrier.wait(empty.index(stage), ((blocks // STAGES) & 1) ^ 1)
     mbarrier.expect(full.index(stage), BN * E_PAD * 2)
-    _copy(v, batch, head, (blocks - 1) * BN, vs.index(stage), full.index(stage))
+    copy_block(v, batch, head, (blocks - 1) * BN, vs.index(stage), full.index(stage))
 
 
 @gluon.jit
-def _bias(b, step, last, BN: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.constexpr):
+def biases(b, step, last, BN: gl.constexpr, STRIDE: gl.constexpr, LAYOUT: gl.constexpr):
     """The bias of one block, and minus infinity beyond the last key."""
     j = gl.arange(0, BN, LAYOUT)
     at = b + (step * BN + j) * STRIDE
@@ -79,7 +79,7 @@ def _sums(
     zero = gl.zeros([ROWS, BN], gl.float32, SCORES)
     mean = gl.zeros([ROWS, E_PAD], gl.float32, MEAN)
     q = qs.index(group).reshape([ROWS, D_PAD])
-    some = _bias(b, 0, last, BN, STRIDE, COLUMNS)
+    some = biases(b, 0, last, BN, STRIDE, COLUMNS)
     mbarrier.wait(queries, 0)
     mbarrier.wait(full.index(0), 0)
     keys = ks.index(0).reshape([BN, D_PAD]).permute((1, 0))
@@ -92,7 +92,7 @@ def _sums(
     p = gl.exp2(t - shift)
     s = gl.sum(p, 1)
     weights = gl.convert_layout(p.to(vs.dtype), WEIGHTS)
-    some = _bias(b, 1, last, BN, STRIDE, COLUMNS)
+    some = biases(b, 1, last, BN, STRIDE, COLUMNS)
     for step in range(1, blocks):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
@@ -100,7 +100,7 @@ def _sums(
         t = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
         mean = warpgroup_mma(weights, vs.index(stage).reshape([BN, E_PAD]), mean, is_async=True)
         bias = some * LOG2E - shift
-        some = _bias(b, step + 1, last, BN, STRIDE, COLUMNS)
+        some = biases(b, step + 1, last, BN, STRIDE, COLUMNS)
         t = warpgroup_mma_wait(1, deps=(t,))
         p = gl.exp2(t * factor + bias[None, :])
         s += gl.sum(p, 1)
