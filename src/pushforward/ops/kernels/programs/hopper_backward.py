@@ -26,6 +26,12 @@ def _turned(blocks, stage, SIZE: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
+def _partly(x):
+    """Sums of every eighth column, so that each thread adds up only what it has."""
+    return gl.sum(x.reshape([x.shape[0], x.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
 def _store(x, value, start, stop, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     """Store a block of rows of a contiguous matrix of `stop` rows, from row `start` on."""
     i = start + gl.arange(0, value.shape[0], gl.SliceLayout(1, LAYOUT))
@@ -96,11 +102,11 @@ def _sums_over_queries(
     p = gl.exp2(t * scale + shift)
     weights = gl.convert_layout(p.to(gs.dtype), WEIGHTS)
     p = p * (u - c[None, :])
-    sum_b = gl.sum(p, 1)
+    sum_b = _partly(p)
     slopes = gl.convert_layout(p.to(qs.dtype), SLOPES)
+    mbarrier.wait(full.index(1), 0, pred=blocks > 1)
     for step in range(1, blocks):
-        before, stage = (step - 1) % STAGES, step % STAGES
-        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        before, stage, after = (step - 1) % STAGES, step % STAGES, (step + 1) % STAGES
         t = warpgroup_mma(k, _turned(qs, stage, BM, D_PAD), zero, use_acc=False, is_async=True)
         u = warpgroup_mma(v, _turned(gs, stage, BM, E_PAD), zero, use_acc=False, is_async=True)
         if VALUES:
@@ -115,7 +121,8 @@ def _sums_over_queries(
         p = gl.exp2(t * scale + shift)
         u = warpgroup_mma_wait(POINTS + VALUES, deps=(u,))
         s = p * (u - c[None, :])
-        sum_b += gl.sum(s, 1)
+        sum_b += _partly(s)
+        mbarrier.wait(full.index(after), ((step + 1) // STAGES) & 1, pred=step + 1 < blocks)
         # Operands in registers must not be formed while tensor cores work.
         sum_k, sum_v = warpgroup_mma_wait(0, deps=(sum_k, sum_v))
         mbarrier.arrive(empty.index(before), count=1)
@@ -125,6 +132,7 @@ def _sums_over_queries(
     sum_v = warpgroup_mma(weights, gs.index(last).reshape([BM, E_PAD]), sum_v, is_async=True)
     sum_k = warpgroup_mma(slopes, qs.index(last).reshape([BM, D_PAD]), sum_k, is_async=True)
     sum_k, sum_v = warpgroup_mma_wait(0, deps=(sum_k, sum_v))
+    sum_b = gl.convert_layout(gl.sum(sum_b, 1), gl.SliceLayout(1, SCORES))
     gl.store(db + j, sum_b, mask=j < N)
     if POINTS:
         _store(dk, sum_k * factor, j0 + group * KEYS, N, D, SUM_K)
