@@ -1,11 +1,11 @@
-"""When the forward pass runs in Gluon, on GPUs of compute capability 9.0, and its launch."""
+"""When passes run in Gluon, on GPUs of compute capability 9.0, and their launches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -15,10 +15,14 @@ from triton import knobs
 from ..._tools.precision import HALF
 from ._problem import padded_width, strides
 from ._split import processors
-from ._tiles import HOPPER_TILES, HOPPER_WIDTHS
+from ._tiles import HOPPER_GRADIENTS, HOPPER_TILES, HOPPER_WIDTHS
 
 ALIGNED = 8
 """Strides of points in half precision are multiples of this, as the copying unit needs them."""
+
+Gradient = Literal["queries", "keys"]
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values and biases."""
 
 REGISTERS = {"maxnreg": 168, "REGISTERS": 240}
 """Registers of a thread at the start, and of those that multiply afterwards."""
@@ -37,7 +41,22 @@ def available(device: torch.device) -> bool:
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
-    """Whether the kernel is there for these points and fills the device, so that it is faster."""
+    """Whether the forward pass is there for these points and fills the device."""
+    return _fits(q, k, v, bias) and _fills(q, q.shape[2], HOPPER_TILES[1].rows)
+
+
+def takes_gradient(which: Gradient, inputs: Inputs, g: Tensor) -> bool:
+    """Whether a gradient is there for these points and those upstream, and fills the device."""
+    tile = HOPPER_GRADIENTS[which]
+    if which == "queries":
+        length, size = inputs[0].shape[2], tile.rows
+    else:
+        length, size = inputs[1].shape[2], tile.columns
+    return _fits(*inputs) and _copied(g) and _fills(g, length, size)
+
+
+def _fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
+    """Whether there are kernels for these points on this device."""
     width = max(q.shape[-1], v.shape[-1])
     return (
         q.dtype in HALF
@@ -47,8 +66,12 @@ def takes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
         and bias.stride(-1) in (0, 1)
         and available(q.device)
         and all(map(_copied, (q, k, v)))
-        and prod(q.shape[:2]) * -(-q.shape[2] // HOPPER_TILES[1].rows) >= processors(q.device)
     )
+
+
+def _fills(x: Tensor, length: int, size: int) -> bool:
+    """Whether blocks of this size, one for each program, keep all processors busy."""
+    return prod(x.shape[:2]) * -(-length // size) >= processors(x.device)
 
 
 def forward(
@@ -67,6 +90,45 @@ def forward(
         bias, ends, *result, m, n, h, factor, strides(bias)[:2],
         STRIDE=bias.stride(-1), E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
         ROWS=rows, BN=tile.columns, STAGES=tile.stages, MODE=mode,
+        num_warps=tile.warps, **REGISTERS,
+    )  # fmt: skip
+
+
+def queries(
+    inputs: Inputs, g: Tensor, numbers: tuple[Tensor, Tensor], ends: Tensor | None,
+    factor: float, dq: Tensor,
+) -> None:  # fmt: skip
+    """Launch `programs.hopper_backward.queries`; `numbers` are offsets and summands."""
+    from .programs import hopper_backward
+
+    q, k, v, bias = inputs
+    (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
+    tile = HOPPER_GRADIENTS["queries"]
+    rows = tile.rows // 2  # of each group
+    hopper_backward.queries[(-(-m // tile.rows) * b * h,)](
+        _described(q, rows), _described(k, tile.columns), _described(v, tile.columns), bias, ends,
+        numbers[0], _described(g, rows), numbers[1], dq, m, n, h, factor, strides(bias)[:2],
+        STRIDE=bias.stride(-1), D=d, D_PAD=padded_width(d), E_PAD=padded_width(e),
+        ROWS=rows, BN=tile.columns, STAGES=tile.stages, num_warps=tile.warps, **REGISTERS,
+    )  # fmt: skip
+
+
+def keys(
+    inputs: Inputs, g: Tensor, numbers: tuple[Tensor, Tensor], ends: Tensor | None,
+    factor: float, results: Sequence[Tensor], needed: Sequence[bool],
+) -> None:  # fmt: skip
+    """Launch `programs.hopper_backward.keys`; gradients of keys and values where `needed`."""
+    from .programs import hopper_backward
+
+    q, k, v, bias = inputs
+    (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
+    tile = HOPPER_GRADIENTS["keys"]
+    rows = tile.columns // 2  # of each group
+    hopper_backward.keys[(-(-n // tile.columns) * b * h,)](
+        _described(q, tile.rows), _described(k, rows), _described(v, rows), bias, ends,
+        numbers[0], _described(g, tile.rows), numbers[1], *results, m, n, h, factor,
+        strides(bias), D=d, E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
+        KEYS=rows, BM=tile.rows, STAGES=tile.stages, POINTS=needed[0], VALUES=needed[1],
         num_warps=tile.warps, **REGISTERS,
     )  # fmt: skip
 

@@ -70,6 +70,9 @@ HOPPER_WIDTHS = range(17, 65)
 HOPPER_TILES = {0: Tile(128, 128, 4, 2), 1: Tile(256, 64, 4, 3), 2: Tile(128, 128, 4, 2)}
 """Those of its modes, see `programs.wide.forward`. Two groups of as many warps share the rows."""
 
+HOPPER_GRADIENTS: dict[Pass, Tile] = {"queries": Tile(128, 128, 4, 4), "keys": Tile(64, 128, 4, 4)}
+"""Those of its gradients. Two groups of as many warps share queries, or keys."""
+
 
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
     """The tile for points of width `d` and values of width `e`."""

@@ -185,3 +185,125 @@ def keys(
         (_copies_of_queries, (k, v, q, g, offset, delta, ks, vs, qs, gs, ms, ds, held, full, empty,
             batch, head, row0, j0, M, blocks, KEYS, BM, D_PAD, E_PAD, STAGES)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
+
+
+@gluon.jit
+def _copies_of_keys(
+    q, g, k, v, b, qs, gs, ks, vs, bs, held, full, empty, batch, head, i0, last, blocks,
+    STRIDE: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr, D_PAD: gl.constexpr,
+    E_PAD: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What the copying warp does: all queries, then keys as stages become empty.
+
+    With queries come their upstream gradients, and with keys their values and biases in base 2,
+    which are minus infinity past the last key.
+    """
+    mbarrier.expect(held, 2 * ROWS * (D_PAD + E_PAD) * 2)
+    for group in gl.static_range(2):
+        _copy(q, batch, head, i0 + group * ROWS, qs.index(group), held)
+        _copy(g, batch, head, i0 + group * ROWS, gs.index(group), held)
+    j = gl.arange(0, BN, gl.BlockedLayout([BN // 32], [32], [1], [0]))
+    for step in range(blocks):
+        stage = step % STAGES
+        some = gl.load(b + (step * BN + j) * STRIDE, mask=j < last - step * BN, other=-INF)
+        mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+        bs.index(stage).store(some * LOG2E)
+        gl.thread_barrier()
+        mbarrier.expect(full.index(stage), BN * (D_PAD + E_PAD) * 2)
+        _copy(k, batch, head, step * BN, ks.index(stage), full.index(stage))
+        _copy(v, batch, head, step * BN, vs.index(stage), full.index(stage))
+
+
+@gluon.jit
+def _sums_over_keys(
+    group, qs, gs, ks, vs, bs, held, full, empty, offset, delta, dq, i0, M, blocks, factor,
+    ROWS: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, D_PAD: gl.constexpr,
+    E_PAD: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """What one group does with its queries. The names are those of `wide_backward.queries`."""
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    TOTAL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_PAD, 16])
+    SLOPES: gl.constexpr = gl.DotOperandLayout(0, TOTAL, 2)
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
+    zero = gl.zeros([ROWS, BN], gl.float32, SCORES)
+    total = gl.zeros([ROWS, D_PAD], gl.float32, TOTAL)
+    i = i0 + group * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+    m = gl.load(offset + i, mask=i < M, other=INF)
+    c = gl.load(delta + i, mask=i < M, other=0.0)
+    scale = factor * LOG2E
+    q = qs.index(group).reshape([ROWS, D_PAD])
+    g = gs.index(group).reshape([ROWS, E_PAD])
+    mbarrier.wait(held, 0)
+    mbarrier.wait(full.index(0), 0)
+    t = warpgroup_mma(q, _turned(ks, 0, BN, D_PAD), zero, use_acc=False, is_async=True)
+    u = warpgroup_mma(g, _turned(vs, 0, BN, E_PAD), zero, use_acc=False, is_async=True)
+    shift = bs.index(0).load(COLUMNS)[None, :] - m[:, None]
+    t, u = warpgroup_mma_wait(0, deps=(t, u))
+    s = gl.exp2(t * scale + shift) * (u - c[:, None])
+    slopes = gl.convert_layout(s.to(ks.dtype), SLOPES)
+    mbarrier.wait(full.index(1), 0, pred=blocks > 1)
+    for step in range(1, blocks):
+        before, stage, after = (step - 1) % STAGES, step % STAGES, (step + 1) % STAGES
+        t = warpgroup_mma(q, _turned(ks, stage, BN, D_PAD), zero, use_acc=False, is_async=True)
+        u = warpgroup_mma(g, _turned(vs, stage, BN, E_PAD), zero, use_acc=False, is_async=True)
+        some = ks.index(before).reshape([BN, D_PAD])
+        total = warpgroup_mma(slopes, some, total, is_async=True)
+        shift = bs.index(stage).load(COLUMNS)[None, :] - m[:, None]
+        t = warpgroup_mma_wait(2, deps=(t,))
+        p = gl.exp2(t * scale + shift)
+        u = warpgroup_mma_wait(1, deps=(u,))
+        s = p * (u - c[:, None])
+        mbarrier.wait(full.index(after), ((step + 1) // STAGES) & 1, pred=step + 1 < blocks)
+        # Operands in registers must not be formed while tensor cores work.
+        total = warpgroup_mma_wait(0, deps=(total,))
+        mbarrier.arrive(empty.index(before), count=1)
+        slopes = gl.convert_layout(s.to(ks.dtype), SLOPES)
+    some = ks.index((blocks - 1) % STAGES).reshape([BN, D_PAD])
+    total = warpgroup_mma(slopes, some, total, is_async=True)
+    total = warpgroup_mma_wait(0, deps=(total,))
+    _store(dq, total * factor, i0 + group * ROWS, M, D, TOTAL)
+
+
+@gluon.jit
+def queries(
+    q, k, v, b, ends, offset, g, delta, dq, M, N, H, factor, stride,
+    STRIDE: gl.constexpr, D: gl.constexpr, D_PAD: gl.constexpr, E_PAD: gl.constexpr,
+    ROWS: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """What `wide_backward.queries` stores, see `keys`.
+
+    `ROWS` are those of each of the two groups, `BN` the keys of a step.
+    """
+    count = gl.cdiv(M, 2 * ROWS)
+    z = gl.program_id(0) // count
+    i0 = gl.program_id(0) % count * (2 * ROWS)
+    batch, head = z // H, z % H
+    last = N
+    if ends is not None:
+        last = gl.load(ends + z * FIELDS + END)
+    blocks = gl.maximum(gl.cdiv(last, BN), 1)
+    row = z.to(gl.int64) * M
+    offset, delta, dq = offset + row, delta + row, dq + row * D
+    b += batch.to(gl.int64) * stride[0] + head.to(gl.int64) * stride[1]
+    qs = gl.allocate_shared_memory(q.dtype, [2, 1, 1, ROWS, D_PAD], q.layout)
+    gs = gl.allocate_shared_memory(g.dtype, [2, 1, 1, ROWS, E_PAD], g.layout)
+    ks = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, D_PAD], k.layout)
+    vs = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, E_PAD], v.layout)
+    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    bs = gl.allocate_shared_memory(gl.float32, [STAGES, BN], LINE)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    held = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    mbarrier.init(held, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2)
+    gl.warp_specialize([
+        (_sums_over_keys, (0, qs, gs, ks, vs, bs, held, full, empty, offset, delta, dq, i0, M,
+            blocks, factor, ROWS, BN, D, D_PAD, E_PAD, STAGES)),
+        (_sums_over_keys, (1, qs, gs, ks, vs, bs, held, full, empty, offset, delta, dq, i0, M,
+            blocks, factor, ROWS, BN, D, D_PAD, E_PAD, STAGES)),
+        (_copies_of_keys, (q, g, k, v, b, qs, gs, ks, vs, bs, held, full, empty, batch, head, i0,
+            last, blocks, STRIDE, ROWS, BN, D_PAD, E_PAD, STAGES)),
+    ], [4, 1], [REGISTERS, 24])  # fmt: skip
