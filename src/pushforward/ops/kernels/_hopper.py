@@ -79,13 +79,13 @@ def forward(
     result: Sequence[Tensor], mode: int,
 ) -> None:  # fmt: skip
     """Launch `programs.hopper.forward`, which fills average, shift, sum and log-integral."""
-    from .programs import hopper
+    from .programs.hopper.forward import forward as program
 
     q, k, v = points
     (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     tile = HOPPER_TILES[mode]
     rows = tile.rows // 2  # of each group
-    hopper.forward[(-(-m // tile.rows) * b * h,)](
+    program[(-(-m // tile.rows) * b * h,)](
         _described(q, rows), _described(k, tile.columns), _described(v, tile.columns),
         bias, ends, *result, m, n, h, factor, strides(bias)[:2],
         STRIDE=bias.stride(-1), E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),
@@ -98,14 +98,14 @@ def queries(
     inputs: Inputs, g: Tensor, numbers: tuple[Tensor, Tensor], ends: Tensor | None,
     factor: float, dq: Tensor,
 ) -> None:  # fmt: skip
-    """Launch `programs.hopper_backward.queries`; `numbers` are offsets and summands."""
-    from .programs import hopper_backward
+    """Launch `programs.hopper.backward.queries`; `numbers` are offsets and summands."""
+    from .programs.hopper.backward import queries as program
 
     q, k, v, bias = inputs
     (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     tile = HOPPER_GRADIENTS["queries"]
     rows = tile.rows // 2  # of each group
-    hopper_backward.queries[(-(-m // tile.rows) * b * h,)](
+    program[(-(-m // tile.rows) * b * h,)](
         _described(q, rows), _described(k, tile.columns), _described(v, tile.columns), bias, ends,
         numbers[0], _described(g, rows), numbers[1], dq, m, n, h, factor, strides(bias)[:2],
         STRIDE=bias.stride(-1), D=d, D_PAD=padded_width(d), E_PAD=padded_width(e),
@@ -117,14 +117,14 @@ def keys(
     inputs: Inputs, g: Tensor, numbers: tuple[Tensor, Tensor], ends: Tensor | None,
     factor: float, results: Sequence[Tensor], needed: Sequence[bool],
 ) -> None:  # fmt: skip
-    """Launch `programs.hopper_backward.keys`; gradients of keys and values where `needed`."""
-    from .programs import hopper_backward
+    """Launch `programs.hopper.backward.keys`; gradients of keys and values where `needed`."""
+    from .programs.hopper.backward import keys as program
 
     q, k, v, bias = inputs
     (b, h, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
     tile = HOPPER_GRADIENTS["keys"]
     rows = tile.columns // 2  # of each group
-    hopper_backward.keys[(-(-n // tile.columns) * b * h,)](
+    program[(-(-n // tile.columns) * b * h,)](
         _described(q, tile.rows), _described(k, rows), _described(v, rows), bias, ends,
         numbers[0], _described(g, tile.rows), numbers[1], *results, m, n, h, factor,
         strides(bias), D=d, E=e, D_PAD=padded_width(d), E_PAD=padded_width(e),

@@ -17,13 +17,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .parts import END, FIELDS, LN2, LOG2E, finite, in_range
+from ..parts import END, FIELDS, LN2, LOG2E, finite, in_range
 
 INF: gl.constexpr = gl.constexpr(float("inf"))
 
 
 @gluon.jit
-def _copy(points, batch, head, start, into, arrived):
+def copy_block(points, batch, head, start, into, arrived):
     """Have a block of points copied; what lies beyond their width and the end becomes 0."""
     tma.async_copy_global_to_shared(points, [batch, head, start, 0], arrived, into)
 
@@ -37,19 +37,19 @@ def _copies(
     """What the copying warp does: all queries, then keys and values as stages become empty."""
     mbarrier.expect(queries, 2 * ROWS * D_PAD * 2)
     for group in gl.static_range(2):
-        _copy(q, batch, head, i0 + group * ROWS, qs.index(group), queries)
+        copy_block(q, batch, head, i0 + group * ROWS, qs.index(group), queries)
     mbarrier.expect(full.index(0), BN * D_PAD * 2)
-    _copy(k, batch, head, 0, ks.index(0), full.index(0))
+    copy_block(k, batch, head, 0, ks.index(0), full.index(0))
     for step in range(1, blocks):
         stage = step % STAGES
         mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(stage), BN * (D_PAD + E_PAD) * 2)
-        _copy(k, batch, head, step * BN, ks.index(stage), full.index(stage))
-        _copy(v, batch, head, (step - 1) * BN, vs.index(stage), full.index(stage))
+        copy_block(k, batch, head, step * BN, ks.index(stage), full.index(stage))
+        copy_block(v, batch, head, (step - 1) * BN, vs.index(stage), full.index(stage))
     stage = blocks % STAGES
     mbarrier.wait(empty.index(stage), ((blocks // STAGES) & 1) ^ 1)
     mbarrier.expect(full.index(stage), BN * E_PAD * 2)
-    _copy(v, batch, head, (blocks - 1) * BN, vs.index(stage), full.index(stage))
+    copy_block(v, batch, head, (blocks - 1) * BN, vs.index(stage), full.index(stage))
 
 
 @gluon.jit

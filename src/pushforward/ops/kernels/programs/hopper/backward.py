@@ -1,8 +1,9 @@
 r"""Gradients in half precision for GPUs of compute capability 9.0, in Gluon.
 
 One warp copies blocks to shared memory; two groups of four warps, with rows of their own, take
-them from there. Products of tensor cores run while powers are formed: a step asks for the scores
-of the next block before its last product, and for that product before it waits for those scores.
+them from there. Step $t$ asks tensor cores for the products of block $t$ and for the sums of block
+$t-1$ together, and forms powers and slopes while they work. The compiler moves arithmetic past the
+end of products, but not past a loop: so the wait for the next block, which is one, stands there.
 
 `wide_backward` has the same gradients in Triton, for all other devices, widths and times.
 """
@@ -15,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import INF, _copy
-from .parts import END, FIELDS, LOG2E
+from ..parts import END, FIELDS, LOG2E
+from .forward import INF, copy_block
 
 
 @gluon.jit
@@ -53,8 +54,8 @@ def _copies_of_queries(
     """
     mbarrier.expect(held, 2 * KEYS * (D_PAD + E_PAD) * 2)
     for group in gl.static_range(2):
-        _copy(k, batch, head, j0 + group * KEYS, ks.index(group), held)
-        _copy(v, batch, head, j0 + group * KEYS, vs.index(group), held)
+        copy_block(k, batch, head, j0 + group * KEYS, ks.index(group), held)
+        copy_block(v, batch, head, j0 + group * KEYS, vs.index(group), held)
     i = gl.arange(0, BM, gl.BlockedLayout([2], [32], [1], [0]))
     for step in range(blocks):
         stage = step % STAGES
@@ -66,8 +67,8 @@ def _copies_of_queries(
         ds.index(stage).store(c)
         gl.thread_barrier()
         mbarrier.expect(full.index(stage), BM * (D_PAD + E_PAD) * 2)
-        _copy(q, batch, head, step * BM, qs.index(stage), full.index(stage))
-        _copy(g, batch, head, step * BM, gs.index(stage), full.index(stage))
+        copy_block(q, batch, head, step * BM, qs.index(stage), full.index(stage))
+        copy_block(g, batch, head, step * BM, gs.index(stage), full.index(stage))
 
 
 @gluon.jit
@@ -200,8 +201,8 @@ def _copies_of_keys(
     """
     mbarrier.expect(held, 2 * ROWS * (D_PAD + E_PAD) * 2)
     for group in gl.static_range(2):
-        _copy(q, batch, head, i0 + group * ROWS, qs.index(group), held)
-        _copy(g, batch, head, i0 + group * ROWS, gs.index(group), held)
+        copy_block(q, batch, head, i0 + group * ROWS, qs.index(group), held)
+        copy_block(g, batch, head, i0 + group * ROWS, gs.index(group), held)
     j = gl.arange(0, BN, gl.BlockedLayout([BN // 32], [32], [1], [0]))
     for step in range(blocks):
         stage = step % STAGES
@@ -210,8 +211,8 @@ def _copies_of_keys(
         bs.index(stage).store(some * LOG2E)
         gl.thread_barrier()
         mbarrier.expect(full.index(stage), BN * (D_PAD + E_PAD) * 2)
-        _copy(k, batch, head, step * BN, ks.index(stage), full.index(stage))
-        _copy(v, batch, head, step * BN, vs.index(stage), full.index(stage))
+        copy_block(k, batch, head, step * BN, ks.index(stage), full.index(stage))
+        copy_block(v, batch, head, step * BN, vs.index(stage), full.index(stage))
 
 
 @gluon.jit
