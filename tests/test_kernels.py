@@ -342,18 +342,9 @@ def test_which_points_the_copying_unit_reads():
     assert not available(torch.device("cpu"))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
-@pytest.mark.parametrize("case", HOPPER.values(), ids=HOPPER)
-def test_gluon_is_its_twin(case, monkeypatch):
-    """With strides of heads, dead atoms, padding, a problem without mass, and poisoned results."""
-    from pushforward.ops.kernels import _hopper as hopper, _launch as launch
-
-    (m, n, d, e), dtype, batch, heads = case, torch.bfloat16, 3, 7
-    device = torch.device("cuda", torch.cuda.current_device())
-    if not hopper.available(device):
-        pytest.skip("needs compute capability 9.0 and Triton 3.6")
-    monkeypatch.setattr(launch, "LARGE", 1)
-    # Heads lie side by side, as a projection leaves them.
+def side_by_side(case, dtype, batch=3, heads=7):
+    """Points and biases; heads lie side by side, as a projection leaves them."""
+    m, n, d, e = case
     apart = lambda length, width: (
         torch.randn(batch, length, heads, width).transpose(1, 2).to(dtype)
     )
@@ -364,6 +355,21 @@ def test_gluon_is_its_twin(case, monkeypatch):
     bias[2, 3] = -torch.inf
     if case is HOPPER["scores of every size"]:
         q, bias[0, :, :500] = q * 300, -torch.inf
+    return q, k, v, bias
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
+@pytest.mark.parametrize("case", HOPPER.values(), ids=HOPPER)
+def test_gluon_is_its_twin(case, monkeypatch):
+    """With strides of heads, dead atoms, padding, a problem without mass, and poisoned results."""
+    from pushforward.ops.kernels import _hopper as hopper, _launch as launch
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not hopper.available(device):
+        pytest.skip("needs compute capability 9.0 and Triton 3.6")
+    monkeypatch.setattr(launch, "LARGE", 1)
+    n, dtype = case[1], torch.bfloat16
+    q, k, v, bias = side_by_side(case, dtype)
     assert hopper.takes(q, k, v, bias)
     torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
     try:
@@ -403,6 +409,39 @@ def test_log_integrals_in_gluon_are_their_twins(sizes, monkeypatch):
     assert torch.equal(found.isneginf(), empty) and empty[2, 3].all() and not empty[0].any()
     scale = 1 + twin.masked_fill(empty, 0).abs()
     assert ((found - twin).masked_fill(empty, 0).abs() / scale).max() <= 1e-6
+
+
+@pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wanted", ["all", "bias", "values", "keys"])
+@pytest.mark.parametrize("case", HOPPER.values(), ids=HOPPER)
+def test_gradients_in_gluon_are_their_twins(case, wanted, dtype, monkeypatch):
+    """The same bits in every run, and those of Triton up to rounding, in poisoned memory."""
+    from pushforward.ops.kernels import _hopper as hopper, _launch as launch
+
+    if not hopper.available(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("needs compute capability 9.0 and Triton 3.6")
+    if wanted != "all" and case is not HOPPER["odd sizes"]:
+        pytest.skip("once is enough")
+    monkeypatch.setattr(launch, "LARGE", 1)
+    monkeypatch.setattr(launch, "split", lambda *_: 1)
+    tensors = side_by_side(case, dtype)
+    result = launch.forward(tensors, 1.0, None)
+    upstream = torch.randn_like(result.out), torch.randn_like(result.log_z)
+    asked = [wanted in ("all", name) for name in ("queries", "keys", "values", "bias")]
+    torch.use_deterministic_algorithms(True)  # fills empty tensors with NaN
+    try:
+        every = []
+        for gluon in (True, True, False):
+            monkeypatch.setattr(hopper, "takes_gradient", lambda *_, gluon=gluon: gluon)
+            found = launch.backward(tensors, 1.0, None, result, upstream, list(asked))
+            every.append([x for x, want in zip(found, asked, strict=True) if want])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, again, twin in zip(*every, strict=True):
+        assert torch.equal(one, again)
+        error = (one.float() - twin.float()).norm()
+        assert error <= EPS[dtype] * twin.float().norm()
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")

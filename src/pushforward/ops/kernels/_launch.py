@@ -163,21 +163,23 @@ def backward(
         given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
         steps = tuple(map(strides, (*inputs, g, *high[:2])))
     ranks, kind = None if clock is None else clock.ranks, _kind_of_ends(found, clock)
-    widths: dict[str, Any] = dict(D=d, E=e)
     group = GROUP if thin else 1
-    if not thin:
-        widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
+    padded: dict[str, Any] = dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
+    widths: dict[str, Any] = dict(D=d, E=e) | ({} if thin else padded)
     dtype = q.dtype if half else torch.float32
     if wanted[0]:
         tile = tile_of("queries", d, e, half=half)
         parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
         made = room(parts, q.shape, dtype, q.device)
         ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
-        run = narrow.backward_queries if thin else wide_backward.queries
-        run[-(-m // tile.rows) * problems, parts](
-            *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
-            ENDS=kind, **widths, **_options(tile, thin, n % tile.columns == 0),
-        )  # fmt: skip
+        if parts == 1 and clock is None and hopper.takes_gradient("queries", inputs, g):
+            hopper.queries(inputs, g, (offset, slope), ends, factor, made)
+        else:
+            run = narrow.backward_queries if thin else wide_backward.queries
+            run[-(-m // tile.rows) * problems, parts](
+                *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
+                ENDS=kind, **widths, **_options(tile, thin, n % tile.columns == 0),
+            )  # fmt: skip
         grads[0] = summed(made, parts, q.dtype)
     if any(wanted[1:]):
         tile = tile_of("keys", d, e, half=half)
@@ -189,12 +191,15 @@ def backward(
             for shape, want, t in zip(shapes, needed, (dtype, dtype, torch.float32), strict=True)
         ]
         starts = found if clock is None else clock.starts(group * tile.rows, tile.columns)
-        run = narrow.backward_keys if thin else wide_backward.keys
-        run[-(-n // tile.columns) * problems, parts](
-            *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            ENDS=kind, POINTS=needed[0], VALUES=needed[1],
-            **widths, **_options(tile, thin, m % tile.rows == 0),
-        )  # fmt: skip
+        if parts == 1 and clock is None and hopper.takes_gradient("keys", inputs, g):
+            hopper.keys(inputs, g, (offset, slope), starts, factor, several, needed[:2])
+        else:
+            run = narrow.backward_keys if thin else wide_backward.keys
+            run[-(-n // tile.columns) * problems, parts](
+                *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
+                ENDS=kind, POINTS=needed[0], VALUES=needed[1],
+                **widths, **_options(tile, thin, m % tile.rows == 0),
+            )  # fmt: skip
         grads[1:] = [
             summed(x, parts, y.dtype) if want else None
             for x, y, want in zip(several, inputs[1:], needed, strict=True)

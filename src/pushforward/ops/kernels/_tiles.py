@@ -67,7 +67,7 @@ SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
 HOPPER_WIDTHS = range(17, 65)
 """Widths at which the kernel in Gluon is faster."""
 
-HOPPER_TILE = Tile(256, 64, 4, 3)
+HOPPER_TILE = Tile(128, 128, 4, 3)
 """Its tile. Two groups of as many warps share the rows."""
 
 HOPPER_LOG_WIDTHS = range(33, 65)
@@ -75,6 +75,9 @@ HOPPER_LOG_WIDTHS = range(33, 65)
 
 HOPPER_LOG_TILE = Tile(256, 128, 4, 4)
 """The tile of these."""
+
+HOPPER_GRADIENTS: dict[Pass, Tile] = {"queries": Tile(128, 128, 4, 4), "keys": Tile(64, 128, 4, 4)}
+"""Those of its gradients. Two groups of as many warps share queries, or keys."""
 
 
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:

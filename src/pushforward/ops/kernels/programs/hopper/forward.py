@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .parts import END, FIELDS, LN2, LOG2E, finite, rows_with_nan
+from ..parts import END, FIELDS, LN2, LOG2E, finite, rows_with_nan
 
 INF: gl.constexpr = gl.constexpr(float("inf"))
 
@@ -93,9 +93,9 @@ def _sums(
     s = gl.sum(p, 1)
     weights = gl.convert_layout(p.to(vs.dtype), WEIGHTS)
     some = biases(b, 1, last, BN, STRIDE, COLUMNS)
+    mbarrier.wait(full.index(1 % STAGES), 0)
     for step in range(1, blocks):
         stage = step % STAGES
-        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
         keys = ks.index(stage).reshape([BN, D_PAD]).permute((1, 0))
         t = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
         mean = warpgroup_mma(weights, vs.index(stage).reshape([BN, E_PAD]), mean, is_async=True)
@@ -104,11 +104,12 @@ def _sums(
         t = warpgroup_mma_wait(1, deps=(t,))
         p = gl.exp2(t * factor + bias[None, :])
         s += gl.sum(p, 1)
+        # The compiler moves powers past the end of products, but not past this wait, a loop.
+        mbarrier.wait(full.index((step + 1) % STAGES), ((step + 1) // STAGES) & 1)
         mean = warpgroup_mma_wait(0, deps=(mean,))
         mbarrier.arrive(empty.index(stage), count=1)
         weights = gl.convert_layout(p.to(vs.dtype), WEIGHTS)
     stage = blocks % STAGES
-    mbarrier.wait(full.index(stage), (blocks // STAGES) & 1)
     mean = warpgroup_mma(weights, vs.index(stage).reshape([BN, E_PAD]), mean, is_async=True)
     mean = warpgroup_mma_wait(0, deps=(mean,))
     i = i0 + group * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))

@@ -14,8 +14,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from .hopper import biases, copy_block
-from .parts import END, FIELDS, LN2, LOG2E, finite, scale_of_halves
+from ..parts import END, FIELDS, LN2, LOG2E, finite, scale_of_halves
+from .forward import biases, copy_block
 
 INF: gl.constexpr = gl.constexpr(float("inf"))
 
