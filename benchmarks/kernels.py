@@ -118,14 +118,14 @@ def log_integral(n, d):
             *(t.detach().double() for t in (q[:, rows], k, bias)), scale=scale, impl="reference"
         )
         error = lambda out: relative(out[:, rows], exact)
-        found = {
-            "ours": Call(lambda: ops.log_integral(q, k, bias, scale=scale), (q, k, bias), error)
-        }
+        inputs = q, k, bias
+        found = {"ours": Call(lambda: ops.log_integral(*inputs, scale=scale), inputs, error)}
+        for name, call in peers.log_integrals(*inputs, scale).items():
+            found[name] = Call(call, inputs, error)
         if device == "cpu":
-            streamed = lambda: ops.log_integral(q, k, bias, scale=scale, impl="streamed")
-            found["ours: streamed"] = Call(streamed, (q, k, bias), error)
-        others = peers.log_integrals(q, k, bias, scale)
-        return found | {name: Call(call, (q, k, bias), error) for name, call in others.items()}
+            streamed = lambda: ops.log_integral(*inputs, scale=scale, impl="streamed")
+            found["ours: streamed"] = Call(streamed, inputs, error)
+        return found
 
     return make
 

@@ -192,17 +192,20 @@ def flash_sinkhorn(given, exact, steps):
     """Steps by Triton, with products in float32 and rounded."""
     if not (given.x.is_cuda and installed("flash-sinkhorn")):
         return {}
-    from flash_sinkhorn import SamplesLoss
 
-    found = {}
-    for words, rounded in (("", False), (", rounded to TF32", True)):
-        loss = SamplesLoss(
+    def make(rounded):
+        from flash_sinkhorn import SamplesLoss
+
+        return SamplesLoss(
             backend="alternating", use_epsilon_scaling=False, eps=given.eps, n_iters=steps,
             allow_tf32=rounded, potentials=True, last_extrapolation=False,
         )  # fmt: skip
-        theirs = lambda loss=loss: loss(given.a, given.x, given.b, given.y)[1]
-        off = lambda g: far(g / given.eps, exact)
-        found[f"flash-sinkhorn{words}"] = Call(theirs, (), off)
+
+    found = {}
+    for words, rounded in (("", False), (", rounded to TF32", True)):
+        loss = cache(lambda rounded=rounded: make(rounded))
+        theirs = lambda loss=loss: loss()(given.a, given.x, given.b, given.y)[1]
+        found[f"flash-sinkhorn{words}"] = Call(theirs, (), lambda g: far(g / given.eps, exact))
     return found
 
 
