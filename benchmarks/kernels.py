@@ -7,8 +7,11 @@
 
 Our time is printed only after the result was compared with float64, and the results of others are
 compared where they are the same. Others are timed in the same run; one that is not installed is
-named. Writes results/kernels_cpu or kernels_cuda, .json and .md, and a picture for the docs. Rows
-that are not run again keep their figures, with commit and day.
+named: pip install pykeops POT geomloss ott-jax flash-sinkhorn, or have them in a folder on
+PYTHONPATH. KeOps compiles with g++, and on a GPU with the headers and libraries of CUDA; it keeps
+what it compiled in KEOPS_CACHE_FOLDER. Writes results/kernels_cpu or kernels_cuda, .json
+and .md, and a picture for the docs. Rows that are not run again keep their figures, with commit
+and day.
 """
 
 import argparse
@@ -18,8 +21,8 @@ import sys
 from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatch
-from importlib.util import find_spec
 
+import peers
 import torch
 from measuring import (
     RESULTS,
@@ -35,8 +38,8 @@ from measuring import (
     relative,
     write,
 )
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad, scaled_dot_product_attention as sdpa
+from sinkhorn import Problem, error as marginal_error
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import pushforward as pf
 from pushforward import ops
@@ -44,11 +47,6 @@ from pushforward import ops
 ASSETS = RESULTS.parents[1] / "docs" / "assets"
 FEW = 64
 """Queries whose results are compared with float64; each is a reduction over all atoms."""
-
-
-def absent(*packages):
-    """Others that are not installed."""
-    return {p: "not installed" for p in packages if find_spec(p) is None}
 
 
 def points(device, heads, n, d, dtype=torch.float32, spread=1.0, width=None):
@@ -67,52 +65,26 @@ def few(q):
 
 
 def attention(heads, n, d, dtype=torch.float32, spread=1.0):
-    """Averages with weights, and attention of PyTorch with the weights as a mask."""
+    """Averages with weights; where others take none, they are compared with averages without."""
 
     def make(device):
         q, k, v, bias = inputs = points(device, heads, n, d, dtype, spread)
         scale, rows = d**-0.5, few(q)
-        exact = ops.average(
-            *(t.detach().double() for t in (q[:, rows], k, v, bias)), scale=scale,
-            impl="reference",
-        )  # fmt: skip
-        error = lambda out: relative(out.reshape(heads, n, d)[:, rows], exact)
-        ours = lambda: ops.average(q, k, v, bias, scale=scale)
-        found = {"ours": Call(ours, inputs, error)}
-        batched = [t[None] for t in (q, k, v)]
-        mask = bias[:, None].to(dtype).expand(1, heads, n, n)
-        masked = lambda: sdpa(*batched, attn_mask=mask, scale=scale)
-        plain = lambda: sdpa(*batched, scale=scale)
-        alone = inputs[:3]
-        unweighted = ops.average(
-            *(t.detach().double() for t in (q[:, rows], k, v, torch.zeros_like(bias))),
-            scale=scale, impl="reference",
-        )  # fmt: skip
-        off = lambda out: relative(out.reshape(heads, n, d)[:, rows], unweighted)
-        if device == "cpu":
-            found["SDPA, weights as a mask"] = Call(masked, alone, error)
-            found["SDPA, weights inside keys"] = Call(
-                inside_keys(q, k, v, bias, scale), inputs, error
-            )
-            found["SDPA without weights"] = Call(plain, alone, off)
-            naive = lambda: ((q * scale) @ k.mT + bias[:, None]).softmax(-1) @ v
-            if n <= 8192:
-                found["matrices"] = Call(naive, inputs, error)
-            return found
-        if dtype == torch.float32:
-            # It takes widths that are multiples of four.
-            wide = lambda: sdpa(
-                *(pad(t, (0, -d % 4)) for t in batched), attn_mask=mask, scale=scale
-            )
-            found["SDPA efficient, weights as a mask"] = Call(
-                with_backend(lambda: wide()[..., :d], SDPBackend.EFFICIENT_ATTENTION), alone, error
-            )
-            return found
-        for words, backend in (
-            ("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION),
-        ):  # fmt: skip
-            found[f"SDPA {words} without weights"] = Call(with_backend(plain, backend), alone, off)
-        found["FlexAttention"] = Call(flexible(batched, bias, scale), inputs, error)
+
+        def against(bias):
+            exact = ops.average(
+                *(t.detach().double() for t in (q[:, rows], k, v, bias)), scale=scale,
+                impl="reference",
+            )  # fmt: skip
+            return lambda out: relative(out.reshape(heads, n, d)[:, rows], exact)
+
+        error, off = against(bias), against(torch.zeros_like(bias))
+        found = {"ours": Call(lambda: ops.average(q, k, v, bias, scale=scale), inputs, error)}
+        for name, call in peers.averages(*inputs, scale).items():
+            weighted = "without weights" not in name
+            differentiable = weighted and "as a mask" not in name
+            of = inputs if differentiable else inputs[:3]
+            found[name] = Call(call, of, error if weighted else off)
         return found
 
     return make
@@ -136,40 +108,6 @@ def attention_alone(n, d):
     return make
 
 
-def inside_keys(q, k, v, bias, scale):
-    """SDPA of queries and keys with one more coordinate, whose product is the log-weight."""
-
-    def run():
-        ones = torch.ones_like(q[..., :1])
-        keys = torch.cat([k, bias[..., None] / scale], -1)
-        values = torch.cat([v, ones], -1)  # as wide as the others, or no fast kernel takes them
-        return sdpa(torch.cat([q, ones], -1)[None], keys[None], values[None], scale=scale)[
-            0, ..., : v.shape[-1]
-        ]
-
-    return run
-
-
-def with_backend(call, backend):
-    def run():
-        with sdpa_kernel(backend):
-            return call()
-
-    return run
-
-
-def flexible(batched, bias, scale):
-    """FlexAttention with the log-weights added to the scores."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def add(score, b, h, i, j):
-        return score + bias[0, j]
-
-    return lambda: compiled(*batched, score_mod=add, scale=scale)
-
-
 def log_integral(n, d):
     """Log-sum-exp of scores; SDPA has none to return."""
 
@@ -180,12 +118,13 @@ def log_integral(n, d):
             *(t.detach().double() for t in (q[:, rows], k, bias)), scale=scale, impl="reference"
         )
         error = lambda out: relative(out[:, rows], exact)
-        found = {
-            "ours": Call(lambda: ops.log_integral(q, k, bias, scale=scale), (q, k, bias), error)
-        }
+        inputs = q, k, bias
+        found = {"ours": Call(lambda: ops.log_integral(*inputs, scale=scale), inputs, error)}
+        for name, call in peers.log_integrals(*inputs, scale).items():
+            found[name] = Call(call, inputs, error)
         if device == "cpu":
-            streamed = lambda: ops.log_integral(q, k, bias, scale=scale, impl="streamed")
-            found["ours: streamed"] = Call(streamed, (q, k, bias), error)
+            streamed = lambda: ops.log_integral(*inputs, scale=scale, impl="streamed")
+            found["ours: streamed"] = Call(streamed, inputs, error)
         return found
 
     return make
@@ -198,40 +137,44 @@ def clouds(device, n, d):
     return x, y, a / a.sum(), b / b.sum()
 
 
-def sinkhorn(n, d, steps=None, tol=None):
-    """Potentials after a number of steps, or a plan to a marginal error."""
+def sinkhorn(n, d, steps=None, tol=None, without=()):
+    """Potentials after a number of steps, or a plan to a marginal error, which is measured."""
 
     def make(device):
         x, y, a, b = clouds(device, n, d)
         mu, nu, eps = pf.Measure(x, a), pf.Measure(y, b), 0.1 * d / 3
         normaliser = pf.Sinkhorn(steps=steps) if tol is None else pf.Sinkhorn(tol=tol)
+        given = Problem(x, y, a, b, eps)
 
         def solve(*measures):
             return pf.relate(*measures, affinity=pf.SquaredDistance(eps), normaliser=normaliser)
 
         if tol is not None:
-            return {"ours": Call(lambda: solve(mu, nu), (), lambda plan: plan.residual.item())}
-        exact = centred(solve(mu.to(torch.float64), nu.to(torch.float64)).g)
-        error = lambda g: relative(centred(g), exact)
-        found = {"ours": Call(lambda: solve(mu, nu).g, (), error)}
-        if device != "cpu" and find_spec("flash_sinkhorn"):
-            from flash_sinkhorn import SamplesLoss
-
-            for words, rounded in (("", False), (", rounded to TF32", True)):
-                loss = SamplesLoss(
-                    backend="alternating", use_epsilon_scaling=False, eps=eps, n_iters=steps,
-                    allow_tf32=rounded, potentials=True, last_extrapolation=False,
-                )  # fmt: skip
-                theirs = lambda loss=loss: loss(a, x, b, y)[1]
-                found[f"flash-sinkhorn{words}"] = Call(theirs, (), lambda g: error(g / eps))
-        return found
+            error = lambda plan: marginal_error(given, *plan.potentials)
+            found = {"ours": Call(lambda: solve(mu, nu), (), error)}
+            return found | peers.solvers(given, tol=tol, without=without)
+        exact = peers.centred(solve(mu.to(torch.float64), nu.to(torch.float64)).g)
+        found = {"ours": Call(lambda: solve(mu, nu).g, (), lambda g: peers.far(g, exact))}
+        found |= peers.flash_sinkhorn(given, exact, steps)
+        return found | peers.solvers(given, exact, steps=steps, without=without)
 
     return make
 
 
-def centred(g):
-    """Potentials are known up to a constant."""
-    return g - g.mean(-1, keepdim=True)
+def sinkhorn_row(device, name, size, steps, without):
+    """The row of a number of steps, or of a marginal error of 1e-3 if there is none.
+
+    Some are left out, each for a reason.
+    """
+    (n, d), tol = size, 1e-3 if steps is None else None
+    words = f"Sinkhorn{' to 1e-3' if tol else f', {steps} steps'}, d = {d}, n = {n:,}"
+    packages = ["POT", "GeomLoss", "OTT-JAX", "KeOps"]
+    if device != "cpu" and tol is None:
+        packages.append("flash-sinkhorn")
+    return Row(
+        name, words, sinkhorn(n, d, steps, tol, without), tol or 1e-4,
+        0 if tol else 2 * steps * float(n) ** 2, absent=peers.absent(*packages) | without,
+    )  # fmt: skip
 
 
 def sinkhorn_attention(heads, n, width, steps):
@@ -381,7 +324,9 @@ def tiny(count, n):
             sums = torch.cat([out.sum(-1), out.sum(-2)], -1)
             return (sums - 1).abs().max().item()
 
-        return {"ours": Call(solve, (), error)}
+        others = peers.pot_batch(logits, 1e-6)
+        found = {name: Call(call, (), error) for name, call in others.items()}
+        return {"ours": Call(solve, (), error)} | found
 
     return make
 
@@ -391,35 +336,40 @@ def rows(device):
     if device == "cpu":
         return on_cpu()
     half, spread = torch.bfloat16, 4.0
-    flash = absent("flash_sinkhorn")
+    missing, keops = {"KeOps": "it has no bfloat16"}, peers.absent("KeOps")
     found = [
         Row("attention/bf16-64", "8 heads, bf16, d = 64, n = 16,384",
-            attention(8, 16384, 64, half, spread), 1e-2, 8 * 16384**2, 8 * 256 * 16384**2),
+            attention(8, 16384, 64, half, spread), 1e-2, 8 * 16384**2, 8 * 256 * 16384**2,
+            absent=missing),
         Row("attention/bf16-64-small", "the same, small scores",
-            attention(8, 16384, 64, half, 0.25), 1e-2, 8 * 16384**2, 8 * 256 * 16384**2),
+            attention(8, 16384, 64, half, 0.25), 1e-2, 8 * 16384**2, 8 * 256 * 16384**2,
+            absent=missing),
         Row("attention/bf16-16", "8 heads, bf16, d = 16, n = 16,384",
-            attention(8, 16384, 16, half), 1e-2, 8 * 16384**2),
+            attention(8, 16384, 16, half), 1e-2, 8 * 16384**2, absent=missing),
     ]  # fmt: skip
     products = lambda n, d, kinds: 3 * kinds * 2 * d * n**2 if d > 4 else 0  # of split numbers
     for d in (2, 16, 64):
         row = Row(f"attention/{d}", f"average, d = {d}, n = 65,536",
-                  attention(1, 65536, d), 5e-6, 65536**2, products(65536, d, 2))  # fmt: skip
+                  attention(1, 65536, d), 5e-6, 65536**2, products(65536, d, 2),
+                  absent=keops)  # fmt: skip
         found.append(row)
     row = Row("attention/million", "average, d = 16, n = 1,048,576",
               attention_alone(1 << 20, 16), 5e-6, 2.0**40)  # fmt: skip
     found.append(row)
     for d in (3, 64):
         row = Row(f"log_integral/{d}", f"log_integral, d = {d}, n = 65,536",
-                  log_integral(65536, d), 1e-5, 65536**2, products(65536, d, 1))  # fmt: skip
+                  log_integral(65536, d), 1e-5, 65536**2, products(65536, d, 1),
+                  absent=keops)  # fmt: skip
         found.append(row)
+    without = {"POT lazy": "it computes distances on a CPU"}
+    large = without | {"OTT dense": "JAX would keep its memory from others"}
     for d in (3, 64):
-        for n, steps in ((4096, 100), (65536, 10)):
-            name, words = f"sinkhorn/{n}-{d}", f"Sinkhorn, {steps} steps, d = {d}, n = {n:,}"
-            pairs = 2 * steps * float(n) ** 2
-            found.append(Row(name, words, sinkhorn(n, d, steps), 1e-4, pairs, absent=flash))
+        found += [
+            sinkhorn_row(device, f"sinkhorn/4096-{d}", (4096, d), 100, without),
+            sinkhorn_row(device, f"sinkhorn/65536-{d}", (65536, d), 10, large),
+        ]
     found += [
-        Row("sinkhorn/tol", "Sinkhorn to 1e-3, d = 3, n = 16,384",
-            sinkhorn(16384, 3, tol=1e-3), 1e-3),
+        sinkhorn_row(device, "sinkhorn/tol", (16384, 3), None, without),
         Row("sinkhorn/attention", "Sinkhorn attention, 8 heads, d = 64, n = 4,096, 10 steps",
             sinkhorn_attention(8, 4096, 64, 10), 1e-5),
         Row("flow", "flow, 100 steps, d = 3, n = 100,000", flow(100_000, 100), 1e-5, 1e12),
@@ -436,20 +386,25 @@ def rows(device):
 
 def on_cpu():
     """Rows of a CPU, in float32."""
-    found = []
+    found, keops = [], peers.absent("KeOps")
     for n in (4096, 16384):
         for d in (2, 3, 16, 64):
             row = Row(f"attention/{d}-{n}", f"average, d = {d}, n = {n:,}",
-                      attention(1, n, d), 1e-5, n * n, absent=absent("pykeops"))  # fmt: skip
+                      attention(1, n, d), 1e-5, n * n, absent=keops)  # fmt: skip
             found.append(row)
     for n in (4096, 16384):
         for d in (2, 3, 16, 64):
             row = Row(f"log_integral/{d}-{n}", f"log_integral, d = {d}, n = {n:,}",
-                      log_integral(n, d), 1e-5, n * n)  # fmt: skip
+                      log_integral(n, d), 1e-5, n * n, absent=keops)  # fmt: skip
             found.append(row)
+    slow = ("GeomLoss online", "GeomLoss", "POT lazy")
     found += [
-        Row("sinkhorn/tol", "Sinkhorn to 1e-3, d = 3, n = 16,384",
-            sinkhorn(16384, 3, tol=1e-3), 1e-3),
+        sinkhorn_row("cpu", "sinkhorn/4096-3", (4096, 3), 10, {}),
+        sinkhorn_row("cpu", "sinkhorn/4096-64", (4096, 64), 10, {}),
+        sinkhorn_row("cpu", "sinkhorn/tol-4096", (4096, 3), None, {slow[0]: "takes minutes"}),
+        sinkhorn_row(
+            "cpu", "sinkhorn/tol", (16384, 3), None, dict.fromkeys(slow, "takes minutes")
+        ),
         Row("sinkhorn/attention", "Sinkhorn attention, 8 heads, d = 16, n = 1,024, 10 steps",
             sinkhorn_attention(8, 1024, 16, 10), 1e-5),
         Row("stochastic/4", "100,000 matrices 4 x 4, doubly stochastic", tiny(100_000, 4), 1e-5),

@@ -15,6 +15,8 @@ from run import table, where
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 BURSTS = 5
+LONG = 10
+"""Seconds from which on one call is enough."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class Call:
         forward: computes the result.
         inputs: what gradients are taken in; empty if there are none to time.
         error: the error of a result against float64.
+        counted: whether the memory it takes is PyTorch's, which is counted.
     """
 
     forward: Callable
     inputs: tuple = ()
     error: Callable = lambda out: math.nan
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def timed(call, device):
     found = {}
     with torch.no_grad():
         found["forward"] = median(call.forward, device)
-        found["memory"] = peak(call.forward, device)
+        found["memory"] = peak(call.forward, device) if call.counted else None
     if call.inputs:
         result = call.forward()
         upstream = torch.randn_like(result)
@@ -103,6 +107,8 @@ def median(run, device, least=0.02):
     run()
     wait(device)
     once = time.perf_counter() - begin
+    if once > LONG:
+        return once
     count, times = max(1, min(200, int(least / once))), []
     for _ in range(BURSTS if once < 0.3 else 2):
         begin = time.perf_counter()

@@ -10,15 +10,17 @@ seconds. A peer gets four times our time, and at least 20 s; it is not started a
 time at the last size says that it would take longer (a step costs n^2). From n = 4,096 on, ours
 and the fastest log-domain peer run twice more in turn, and their cells are medians: a shared
 machine is not equally fast all the time. The peers are asked for by name and left out if they are
-not installed: pip install POT geomloss ott-jax "jax<0.8".
+not installed: pip install POT geomloss ott-jax.
 """
 
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -38,6 +40,29 @@ SOLVERS = {
 }
 
 
+@dataclass(frozen=True)
+class Problem:
+    """Two weighted clouds and a temperature; the cost is the squared distance.
+
+    Args:
+        x: points of one cloud.
+        y: points of the other.
+        a: weights of `x`, of sum one.
+        b: weights of `y`.
+        eps: the temperature.
+    """
+
+    x: object
+    y: object
+    a: object
+    b: object
+    eps: float
+
+    def turned(self):
+        """The same with the clouds exchanged."""
+        return Problem(self.y, self.x, self.b, self.a, self.eps)
+
+
 def problem(n, d, share, dtype):
     """Two uniform clouds, and the temperature as a share of the mean cost."""
     import torch
@@ -45,104 +70,169 @@ def problem(n, d, share, dtype):
     torch.manual_seed(0)
     x, y = torch.rand(n, d).to(dtype), (0.8 * torch.rand(n, d) + 0.3).to(dtype)
     mean = (x.square().mean(0) + y.square().mean(0) - 2 * x.mean(0) * y.mean(0)).sum().item()
-    return x, y, share * mean
+    weights = torch.full((n,), 1 / n, dtype=dtype)
+    return Problem(x, y, weights, weights, share * mean)
 
 
-def error(x, y, eps, f, g):
+def error(given, f, g):
     """The larger L1 marginal error of a plan given by potentials, in float64."""
     import torch
 
     import pushforward as pf
 
-    x, y, f, g = (torch.as_tensor(t).double() for t in (x, y, f, g))
-    n = len(x)
-    scores = pf.affinities.scores(pf.SquaredDistance(eps), x, y, torch.zeros(n).double())
-    rows = (f + scores.over_keys(g - math.log(n))).exp() - 1
-    columns = (g + scores.over_queries(f - math.log(n))).exp() - 1
-    return max(rows.abs().mean().item(), columns.abs().mean().item())
+    x, y, a, b = (t.double() for t in (given.x, given.y, given.a, given.b))
+    f, g = (torch.as_tensor(t).to(x) for t in (f, g))
+    scores = pf.affinities.scores(pf.SquaredDistance(given.eps), x, y, torch.zeros_like(b))
+    rows = (f + scores.over_keys(g + b.log())).exp() - 1
+    columns = (g + scores.over_queries(f + a.log())).exp() - 1
+    return max((a * rows.abs()).sum().item(), (b * columns.abs()).sum().item())
 
 
-def plan_error(p):
-    return max((p.sum(k) - 1 / len(p)).abs().sum().item() for k in (0, 1))
+def make(solver, given, tol=None, steps=None):
+    """A call that solves, and one that turns its result into potentials and a number of steps.
 
-
-def make(solver, x, y, eps, tol):
-    """A call that solves, and one that turns its result into an error and a number of steps."""
-    import torch
-
-    n = len(x)
+    Solvers go to a marginal error `tol`, or take a number of steps, each of them first in the
+    potential of `x`. Potentials are those of densities against the product of both weights, and
+    begin with zero.
+    """
     if solver.startswith("ours"):
         import pushforward as pf
 
-        mu, nu = pf.Measure(x), pf.Measure(y)
-        near, to = (
-            pf.SquaredDistance(eps),
-            pf.Sinkhorn(tol=tol, memory=0 if "streamed" in solver else None),
-        )
+        mu, nu = pf.Measure(given.x, given.a), pf.Measure(given.y, given.b)
+        near = pf.SquaredDistance(given.eps)
+        if steps is None:
+            to = pf.Sinkhorn(tol=tol, memory=0 if "streamed" in solver else None)
+        else:
+            to = pf.Sinkhorn(steps=steps)
         solve = lambda: pf.relate(mu, nu, affinity=near, normaliser=to)
-        return solve, lambda pi: (error(x, y, eps, *pi.potentials), pi.steps)
-    if solver.startswith("POT"):
-        import ot
+        return solve, lambda pi: (*pi.potentials, pi.steps)
+    if solver == "POT lazy":
+        return make_pot_lazy(given, tol, steps)
+    if solver.startswith("GeomLoss"):
+        return make_geomloss(solver, given, tol, steps)
+    # These begin with the potential of the second cloud.
+    turn = make_pot if solver.startswith("POT") else make_ott
+    solve, read = turn(solver, given.turned(), tol, steps)
 
-        a = torch.full((n,), 1 / n, dtype=x.dtype)
-        # Their threshold is on the L2 norm of the error.
-        common = dict(stopThr=tol / math.sqrt(n), numItermax=20_000, log=True, warn=False)
-        if solver == "POT lazy":
-            common["numIterMax"] = common.pop("numItermax")
-            solve = lambda: ot.bregman.empirical_sinkhorn(
-                x, y, eps, a, a, isLazy=True, batchSize=2048, **common
-            )
-            read = lambda out: (
-                error(x, y, eps, out[0] + math.log(n), out[1] + math.log(n)), None
-            )  # fmt: skip
-            return solve, read
-        method = solver.split()[1]
-        solve = lambda: ot.sinkhorn(a, a, ot.dist(x, y), eps, method=method, **common)
-        return solve, lambda out: (plan_error(out[0].double()), out[1].get("niter"))
-    if solver == "GeomLoss":
-        from geomloss import SamplesLoss
+    def turned(out):
+        g, f, count = read(out)
+        return f, g, count
 
-        def run(scaling):
-            loss = SamplesLoss(
-                "sinkhorn", p=2, blur=math.sqrt(eps / 2), scaling=scaling, debias=False,
-                potentials=True, backend="tensorized",
-            )  # fmt: skip
-            return [2 * t.reshape(-1) / eps for t in loss(x, y)]
-
-        # It takes no tolerance: the coarsest annealing that reaches it is looked for first.
-        for scaling in (0.5, 0.8, 0.9, 0.95, 0.99, 0.999):
-            if error(x, y, eps, *run(scaling)) <= tol:
-                break
-        solve = lambda: run(scaling)
-        return solve, lambda out: (error(x, y, eps, *out), None)
-    return make_ott(solver, x, y, eps, tol)
+    return solve, turned
 
 
-def make_ott(solver, x, y, eps, tol):
+def make_pot(solver, given, tol, steps):
+    """Solvers that store all pairs, `POT sinkhorn` the kernel itself, `POT sinkhorn_log` costs."""
+    import ot
+
+    method = solver.split()[1]
+    # Their threshold is on the L2 norm of the error.
+    threshold = 0.0 if tol is None else tol / math.sqrt(len(given.b))
+
+    def solve():
+        _, log = ot.sinkhorn(
+            given.a, given.b, ot.dist(given.x, given.y), given.eps, method=method,
+            stopThr=threshold, numItermax=steps or 20_000, log=True, warn=False,
+            warmstart=(given.a.log(), given.b.log()),
+        )  # fmt: skip
+        return log
+
+    def read(log):
+        logs = (log[f"log_{k}"] if f"log_{k}" in log else log[k].log() for k in "uv")
+        f, g = (t - w.log() for t, w in zip(logs, (given.a, given.b), strict=True))
+        return f, g, log.get("niter")
+
+    return solve, read
+
+
+def make_pot_lazy(given, tol, steps):
+    """It computes distances anew, on a CPU."""
+    import ot
+
+    solve = lambda: ot.bregman.empirical_sinkhorn(
+        given.x, given.y, given.eps, given.a, given.b, isLazy=True, batchSize=2048, log=True,
+        warn=False, numIterMax=steps or 20_000, stopThr=tol or 0.0,
+        warmstart=(given.a.log(), given.b.log()),
+    )  # fmt: skip
+    return solve, lambda out: (out[0] - given.a.log(), out[1] - given.b.log(), None)
+
+
+def make_geomloss(solver, given, tol, steps):
+    """It lowers the temperature step by step, and averages the potentials of both clouds.
+
+    So its result after some steps is not that of others. `GeomLoss online` computes costs anew
+    with KeOps. A number of steps is a parameter of another function, which takes KeOps if it is
+    installed.
+    """
+    if steps is not None:
+        from geomloss import ot
+
+        solve = lambda: ot.solve_sample(
+            given.x, given.y, a=given.a, b=given.b, reg=given.eps, max_iter=steps
+        )
+        read = lambda out: (out.potential_a / given.eps, out.potential_b / given.eps, steps)
+        return solve, read
+    from geomloss import SamplesLoss
+
+    backend = "online" if "online" in solver else "tensorized"
+
+    def run(scaling):
+        loss = SamplesLoss(
+            "sinkhorn", p=2, blur=math.sqrt(given.eps / 2), scaling=scaling, debias=False,
+            potentials=True, backend=backend,
+        )  # fmt: skip
+        found = loss(given.a, given.x, given.b, given.y)
+        return [2 * t.reshape(-1) / given.eps for t in found]
+
+    # It takes no tolerance: the coarsest annealing that reaches it is looked for first.
+    for scaling in (0.5, 0.8, 0.9, 0.95, 0.99, 0.999):
+        if error(given, *run(scaling)) <= tol:
+            break
+    return lambda: run(scaling), lambda out: (*out, None)
+
+
+def make_ott(solver, given, tol, steps):
+    """Compiled by JAX, on the device of the points, in their precision."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
     import numpy as np
+    import torch
+    from jax._src.interpreters import batching as own
+    from jax.interpreters import batching
     from ott.geometry import pointcloud
-    from ott.solvers import linear
+    from ott.problems.linear import linear_problem
+    from ott.solvers.linear import sinkhorn
 
-    if x.element_size() == 8:
+    if not hasattr(batching, "is_vmappable"):  # OTT 0.6 looks for it where JAX had it before 0.8
+        batching.is_vmappable = own.is_vmappable
+    if given.x.dtype == torch.float64:
         jax.config.update("jax_enable_x64", True)
-    u, v = jax.numpy.asarray(x.numpy()), jax.numpy.asarray(y.numpy())
-    batch = 1024 if solver == "OTT online" else None
+    place = jax.devices("gpu" if given.x.is_cuda else "cpu")[0]
+    tensors = (given.x, given.y, given.a, given.b)
+    arrays = [jax.device_put(t.cpu().numpy(), place) for t in tensors]
+    batch, lse = 1024 if solver == "OTT online" else None, solver != "OTT kernel"
+    count = 20_000 if steps is None else steps
 
     @jax.jit
-    def run(u, v):
-        geometry = pointcloud.PointCloud(u, v, epsilon=eps, batch_size=batch)
-        out = linear.solve(
-            geometry, threshold=tol, max_iterations=20_000, lse_mode=solver != "OTT kernel"
+    def run(x, y, a, b):
+        geometry = pointcloud.PointCloud(x, y, epsilon=given.eps, batch_size=batch)
+        solve = sinkhorn.Sinkhorn(
+            threshold=tol or 0.0, min_iterations=steps or 0, max_iterations=count, lse_mode=lse
         )
+        begin = tuple(given.eps * jax.numpy.log(w) if lse else w for w in (a, b))
+        out = solve(linear_problem.LinearProblem(geometry, a, b), begin)
         return out.f, out.g, out.n_iters
 
-    def read(out):
-        # Their potentials are of densities against the plain kernel, weights 1/n outside.
-        f, g = (np.array(t, dtype=float) / eps + math.log(len(x)) for t in out[:2])
-        return error(x, y, eps, f, g), int(out[2])
+    def solve():
+        with jax.default_matmul_precision("highest"):  # else a GPU rounds factors to ten bits
+            return jax.block_until_ready(run(*arrays))
 
-    return lambda: jax.block_until_ready(run(u, v)), read
+    def read(out):
+        # Their potentials are of densities against the plain kernel, in units of the cost.
+        f, g = (torch.tensor(np.array(t, dtype=float)) / given.eps for t in out[:2])
+        return f - given.a.cpu().double().log(), g - given.b.cpu().double().log(), int(out[2])
+
+    return solve, read
 
 
 def peak():
@@ -155,8 +245,8 @@ def one(solver, n, d, share, tol):
     """Solve once or a few times, print a line of JSON."""
     import torch
 
-    x, y, eps = problem(n, d, share, getattr(torch, GOALS[tol]))
-    solve, read = make(solver, x, y, eps, tol)
+    given = problem(n, d, share, getattr(torch, GOALS[tol]))
+    solve, read = make(solver, given, tol)
     before = peak()
     with torch.no_grad():
         start = time.perf_counter()
@@ -168,8 +258,9 @@ def one(solver, n, d, share, tol):
             start = time.perf_counter()
             out = solve()
             times.append(time.perf_counter() - start)
-        wrong, steps = read(out)
-    result = dict(seconds=statistics.median(times), error=wrong, steps=steps, memory=memory)
+        f, g, steps = read(out)
+    found = error(given, f, g)
+    result = dict(seconds=statistics.median(times), error=found, steps=steps, memory=memory)
     print(json.dumps(result))
 
 
