@@ -15,24 +15,29 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..parts import END, FIELDS, LN2, LOG2E, finite, scale_of_halves
-from .forward import biases, copy_block
-
-INF: gl.constexpr = gl.constexpr(float("inf"))
-
+from .forward import INF, copy_block
 
 @gluon.jit
 def _copies(
-    q, q_low, k, k_low, qs, qs_low, ks, ks_low, queries, full, empty, batch, head, i0, blocks,
-    ROWS: gl.constexpr, BN: gl.constexpr, D_PAD: gl.constexpr, STAGES: gl.constexpr,
+    q, q_low, k, k_low, b, qs, qs_low, ks, ks_low, bs, queries, full, empty, batch, head, i0,
+    last, blocks, STRIDE: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr, D_PAD: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """What the copying warp does: both halves of all queries, then of keys."""
+    """What the copying warp does: both halves of all queries, then of keys.
+
+    With keys come their biases in base 2, which are minus infinity past the last key.
+    """
     mbarrier.expect(queries, 2 * ROWS * D_PAD * 4)
     for group in gl.static_range(2):
         copy_block(q, batch, head, i0 + group * ROWS, qs.index(group), queries)
         copy_block(q_low, batch, head, i0 + group * ROWS, qs_low.index(group), queries)
+    j = gl.arange(0, BN, gl.BlockedLayout([BN // 32], [32], [1], [0]))
     for step in range(0, blocks):
         stage = step % STAGES
+        some = gl.load(b + (step * BN + j) * STRIDE, mask=j < last - step * BN, other=-INF)
         mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+        bs.index(stage).store(some * LOG2E)
+        gl.thread_barrier()
         mbarrier.expect(full.index(stage), BN * D_PAD * 4)
         copy_block(k, batch, head, step * BN, ks.index(stage), full.index(stage))
         copy_block(k_low, batch, head, step * BN, ks_low.index(stage), full.index(stage))
@@ -40,48 +45,52 @@ def _copies(
 
 @gluon.jit
 def _scores(
-    group, q, q_low, ks, ks_low, full, empty, turns, step, zero,
-    BN: gl.constexpr, D_PAD: gl.constexpr, STAGES: gl.constexpr,
+    group, q, q_low, ks, ks_low, bs, full, empty, turns, step, shift, zero, factor,
+    BN: gl.constexpr, D_PAD: gl.constexpr, STAGES: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Dot products with a block of keys, small terms first, when it is the group's turn."""
+    """Scores of a block of keys less a shift, in base 2, when it is the group's turn."""
     stage = step % STAGES
     mbarrier.wait(full.index(stage), (step // STAGES) & 1)
     k = ks.index(stage).reshape([BN, D_PAD]).permute((1, 0))
     k_low = ks_low.index(stage).reshape([BN, D_PAD]).permute((1, 0))
     mbarrier.wait(turns.index(group), (step & 1) ^ (1 - group))
+    # Small terms first.
     t = warpgroup_mma(q_low, k, zero, use_acc=False, is_async=True)
     t = warpgroup_mma(q, k_low, t, is_async=True)
     t = warpgroup_mma(q, k, t, is_async=True)
+    bias = bs.index(stage).load(COLUMNS) - shift
     t = warpgroup_mma_wait(1, deps=(t,))
     mbarrier.arrive(turns.index(1 - group), count=1)
     t = warpgroup_mma_wait(0, deps=(t,))
     mbarrier.arrive(empty.index(stage), count=1)
-    return t
+    return t * factor + bias[None, :]
 
 
 @gluon.jit
 def _sums(
-    group, qs, qs_low, ks, ks_low, queries, full, empty, turns, b, peak, total, log_z, row0, i0,
-    M, last, blocks, factor, STRIDE: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr,
-    D_PAD: gl.constexpr, STAGES: gl.constexpr,
+    group, qs, qs_low, ks, ks_low, bs, queries, full, empty, turns, peak, total, log_z, row0, i0,
+    M, blocks, factor, ROWS: gl.constexpr, BN: gl.constexpr, D_PAD: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """What one group does with its rows. The names are those of `wide.forward`."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     COLUMNS: gl.constexpr = gl.SliceLayout(0, SCORES)
     zero = gl.zeros([ROWS, BN], gl.float32, SCORES)
     q, q_low = qs.index(group).reshape([ROWS, D_PAD]), qs_low.index(group).reshape([ROWS, D_PAD])
-    bias = biases(b, 0, last, BN, STRIDE, COLUMNS) * LOG2E
     mbarrier.wait(queries, 0)
     t = _scores(
-        group, q, q_low, ks, ks_low, full, empty, turns, 0, zero, BN, D_PAD, STAGES
-    ) * factor + bias[None, :]  # fmt: skip
+        group, q, q_low, ks, ks_low, bs, full, empty, turns, 0, 0.0, zero, factor,
+        BN, D_PAD, STAGES, COLUMNS,
+    )  # fmt: skip
     # One number for all rows, so that it costs nothing a pair.
     shift = finite(gl.max(gl.max(t, 1), 0))
     s = gl.sum(gl.exp2(t - shift), 1)
     for step in range(1, blocks):
-        bias = biases(b, step, last, BN, STRIDE, COLUMNS) * LOG2E - shift
-        t = _scores(group, q, q_low, ks, ks_low, full, empty, turns, step, zero, BN, D_PAD, STAGES)
-        s += gl.sum(gl.exp2(t * factor + bias[None, :]), 1)
+        t = _scores(
+            group, q, q_low, ks, ks_low, bs, full, empty, turns, step, shift, zero, factor,
+            BN, D_PAD, STAGES, COLUMNS,
+        )  # fmt: skip
+        s += gl.sum(gl.exp2(t), 1)
     i = i0 + group * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
     m = gl.where(s == 0.0, -INF, shift)
     gl.store(peak + row0 + i, m, mask=i < M)
@@ -116,6 +125,9 @@ def log_integral(
     queries = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    bs = gl.allocate_shared_memory(
+        gl.float32, [STAGES, BN], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     mbarrier.init(queries, count=1)
     for group in gl.static_range(2):
@@ -124,10 +136,10 @@ def log_integral(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize([
-        (_sums, (0, qs, qs_low, ks, ks_low, queries, full, empty, turns, b, peak, total, log_z,
-            row0, i0, M, last, steps, factor, STRIDE, ROWS, BN, D_PAD, STAGES)),
-        (_sums, (1, qs, qs_low, ks, ks_low, queries, full, empty, turns, b, peak, total, log_z,
-            row0, i0, M, last, steps, factor, STRIDE, ROWS, BN, D_PAD, STAGES)),
-        (_copies, (q, q_low, k, k_low, qs, qs_low, ks, ks_low, queries, full, empty, batch, head,
-            i0, steps, ROWS, BN, D_PAD, STAGES)),
+        (_sums, (0, qs, qs_low, ks, ks_low, bs, queries, full, empty, turns, peak, total, log_z,
+            row0, i0, M, steps, factor, ROWS, BN, D_PAD, STAGES)),
+        (_sums, (1, qs, qs_low, ks, ks_low, bs, queries, full, empty, turns, peak, total, log_z,
+            row0, i0, M, steps, factor, ROWS, BN, D_PAD, STAGES)),
+        (_copies, (q, q_low, k, k_low, b, qs, qs_low, ks, ks_low, bs, queries, full, empty, batch,
+            head, i0, last, steps, STRIDE, ROWS, BN, D_PAD, STAGES)),
     ], [4, 1], [REGISTERS, 24])  # fmt: skip
