@@ -106,14 +106,29 @@ WARPS = 16
 REGISTERS = 128
 
 
+SEPARATE = 1 << 28
+"""From this many pairs on, the half-steps of narrow points are launches of their own. A half-step
+takes longer then than the host needs for a launch. More programs fit a processor, because they
+need not keep the state of all steps in registers."""
+
+
 class Plan(NamedTuple):
-    """Rows of a block, columns that are read at once and how often, warps, programs a problem."""
+    """The work on Sinkhorn steps of narrow points.
+
+    Args:
+        rows: those of a block.
+        columns: how many are read at once.
+        group: how often they are, before addresses are computed again.
+        warps: warps of a program.
+        programs: programs of a problem, which stay for all half-steps. None if each half-step is a
+            launch with one program for each block of rows.
+    """
 
     rows: int
     columns: int
     group: int
     warps: int
-    programs: int
+    programs: int | None
 
 
 def planned(problems: int, m: int, n: int, processors: int) -> Plan:
@@ -124,6 +139,9 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
     """
     longest = max(m, n)
     warps = 1 if longest <= 128 else 2 if longest <= 512 else 4
+    columns, group = 32 * warps, 4 if warps == 4 else 2
+    if warps == 4 and problems * m * n >= SEPARATE:
+        return Plan(16, columns, group, warps, None)
 
     def load(rows: int, resident: int) -> tuple[float, int, int]:
         blocks = -(-longest // rows)
@@ -133,7 +151,7 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
         return cost * (1.2 if busiest * warps <= WARPS // 2 else 1.0), rows, programs
 
     _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
-    return Plan(rows, 32 * warps, 4 if warps == 4 else 2, warps, programs)
+    return Plan(rows, columns, group, warps, programs)
 
 
 class WidePlan(NamedTuple):
