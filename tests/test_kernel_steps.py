@@ -208,7 +208,7 @@ def test_programs_fit_the_device():
     planned = pf.ops.implementation("triton")._steps.planned
     for problems in (1, 3, 50, 1000, 5000):
         for m, n in ((1, 1), (64, 64), (300, 7), (4096, 4096), (5000, 70_000)):
-            plan = planned(problems, m, n, 132)
+            plan = planned(problems, m, n, 3, 132)
             if plan.programs is None:
                 assert problems * m * n >= 1 << 28
                 continue

@@ -12,7 +12,7 @@ from ..._tools.precision import HALF
 from ._operators import check_device
 from ._problem import Halves, padded_width, strides, survey
 from ._split import processors
-from ._tiles import NARROW, REGISTERS, WidePlan, planned, wide_planned
+from ._tiles import NARROW, WidePlan, planned, wide_planned
 from .programs import steps, wide_steps
 
 WHAT = "Sinkhorn steps in one launch"
@@ -50,7 +50,7 @@ def _narrow(
     q, k = points
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, cuda = prod(batch), q.device.type == "cuda"
-    plan = planned(problems, m, n, processors(q.device) if cuda else 1)
+    plan = planned(problems, m, n, d, processors(q.device) if cuda else 1)
     if not cuda and plan.programs:  # the interpreter runs one after the other: none may wait
         plan = plan._replace(programs=1)
     block = plan.columns * plan.group
@@ -60,8 +60,9 @@ def _narrow(
     given = (q, k, *logs, *(constants or (None, None)), start)
     layout = tuple(map(_strides, given))
     tile: dict[str, Any] = dict(
-        BM=plan.rows, BN=plan.columns, GROUP=plan.group, SYMMETRIC=symmetric, num_warps=plan.warps
-    )
+        D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, SYMMETRIC=symmetric,
+        num_warps=plan.warps, maxnreg=plan.registers,
+    )  # fmt: skip
     shifted = bool(constants)
     if plan.programs is None:
         steps.prepare[(-(-max(m, n) // block) * problems,)](
@@ -70,16 +71,16 @@ def _narrow(
         for half in range(half_steps):
             blocks = -(-(m, n)[half % 2] // plan.rows)
             steps.half_step[(blocks * problems,)](
-                room, out, m, n, *damping, int(half == half_steps - 1), D=d,
-                TURNED=half % 2 == 1, **tile,
+                room, out, m, n, *damping, int(half == half_steps - 1), TURNED=half % 2 == 1,
+                **tile,
             )  # fmt: skip
         return out
     alone = plan.programs == 1
     counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
     steps.run[(problems * plan.programs,)](
         *given, out, room, counters, m, n, q.shape[1], factor, *damping, half_steps,
-        plan.programs, *layout, D=d, ALONE=alone, SHIFTED=shifted, maxnreg=REGISTERS,
-        launch_cooperative_grid=not alone, **tile,
+        plan.programs, *layout, ALONE=alone, SHIFTED=shifted, launch_cooperative_grid=not alone,
+        **tile,
     )  # fmt: skip
     return out
 

@@ -108,8 +108,11 @@ REGISTERS = 128
 
 SEPARATE = 1 << 28
 """From this many pairs on, the half-steps of narrow points are launches of their own. A half-step
-takes longer then than the host needs for a launch. More programs fit a processor, because they
-need not keep the state of all steps in registers."""
+takes longer then than the host needs for a launch, and programs that do not wait for each other
+may be more than fit at once. So they can be as many as `SEPARATE_REGISTERS` let fit."""
+
+SEPARATE_REGISTERS = {3: 72, NARROW: 80}
+"""For points up to each width: the fewest that move nothing to memory in the loop."""
 
 
 class Plan(NamedTuple):
@@ -122,6 +125,7 @@ class Plan(NamedTuple):
         warps: warps of a program.
         programs: programs of a problem, which stay for all half-steps. None if each half-step is a
             launch with one program for each block of rows.
+        registers: how many a thread takes at most.
     """
 
     rows: int
@@ -129,10 +133,11 @@ class Plan(NamedTuple):
     group: int
     warps: int
     programs: int | None
+    registers: int
 
 
-def planned(problems: int, m: int, n: int, processors: int) -> Plan:
-    """The plan whose busiest processor has least to do.
+def planned(problems: int, m: int, n: int, d: int, processors: int) -> Plan:
+    """The plan whose busiest processor has least to do, for points of width `d`.
 
     Programs of one problem wait for each other, so all of them must be on the device at once.
     Blocks of 8 rows read their columns twice as often, and few warps hide little of the waiting.
@@ -141,7 +146,8 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
     warps = 1 if longest <= 128 else 2 if longest <= 512 else 4
     columns, group = 32 * warps, 4 if warps == 4 else 2
     if warps == 4 and problems * m * n >= SEPARATE:
-        return Plan(16, columns, group, warps, None)
+        registers = next(most for widest, most in SEPARATE_REGISTERS.items() if d <= widest)
+        return Plan(16, columns, group, warps, None, registers)
 
     def load(rows: int, resident: int) -> tuple[float, int, int]:
         blocks = -(-longest // rows)
@@ -151,7 +157,7 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
         return cost * (1.2 if busiest * warps <= WARPS // 2 else 1.0), rows, programs
 
     _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
-    return Plan(rows, columns, group, warps, programs)
+    return Plan(rows, columns, group, warps, programs, REGISTERS)
 
 
 class WidePlan(NamedTuple):

@@ -30,8 +30,8 @@ SPREAD: tl.constexpr = tl.constexpr(100.0)
 addition a pair."""
 
 EXTRA: tl.constexpr = tl.constexpr(5)
-"""Numbers kept for a point beside its coordinates: bias, last log-integral if it was finite,
-log-weight, constant, potential, all in base 2."""
+"""Numbers kept for a point beside its coordinates: bias, last log-integral (infinite where it is
+no shift for the next one), log-weight, constant, potential, all in base 2."""
 
 
 class Side(NamedTuple):
@@ -80,7 +80,7 @@ def copied(
             tl.store(at + (D + 4) * length, value)
             bias = tl.where(log == -float("inf"), log, log + value)
         tl.store(at + D * length, bias)
-        tl.store(at + (D + 1) * length, tl.full([STEP], float("nan"), tl.float32))
+        tl.store(at + (D + 1) * length, tl.full([STEP], -float("inf"), tl.float32))
         tl.store(at + (D + 2) * length, log)
         tl.store(at + (D + 3) * length, constant)
 
@@ -100,28 +100,25 @@ def met(counter, target, ALONE: tl.constexpr):
 
 
 @triton.jit
-def renewed(rows, columns, i, integral, safe, D: tl.constexpr, SYMMETRIC: tl.constexpr):
-    """Compute the new potential of some rows from their log-integral, and store it.
-
-    The log-integral is kept as shift of the next one if it is finite and `safe` says so.
-    """
-    length = rows.length
-    at = rows.numbers + D * length + i
-    log, constant = tl.load(at + 2 * length), tl.load(at + 3 * length)
-    value = constant - rows.tau * integral
-    if SYMMETRIC:
-        value = (tl.load(columns.numbers + (D + 4) * length + i) + value) / 2
-        tl.store(at + 4 * length, value)
-    tl.store(at, tl.where(log == -float("inf"), log, log + value))
-    known = safe & (tl.abs(integral) < float("inf"))
-    tl.store(at + length, tl.where(known, integral, float("nan")))
-    return value
+def log_and_constant(rows, i, D: tl.constexpr):
+    """The log-weights and the constants of some rows."""
+    at = rows.numbers + (D + 2) * rows.length + i
+    return tl.load(at), tl.load(at + rows.length)
 
 
 @triton.jit
-def unknown(shift):
-    """Whether any of the last log-integrals is not known."""
-    return tl.max((shift != shift).to(tl.int32), 0) == 1
+def renewed(
+    rows, columns, i, log, constant, integral, kept, D: tl.constexpr, SYMMETRIC: tl.constexpr
+):
+    """Compute the new potential of some rows from their log-integral, and store both."""
+    at = rows.numbers + D * rows.length + i
+    value = constant - rows.tau * integral
+    if SYMMETRIC:
+        value = (tl.load(columns.numbers + (D + 4) * rows.length + i) + value) / 2
+        tl.store(at + 4 * rows.length, value)
+    tl.store(at, tl.where(log == -float("inf"), log, log + value))
+    tl.store(at + rows.length, kept)
+    return value
 
 
 @triton.jit
@@ -199,20 +196,24 @@ def _renew(
     for d in tl.static_range(D):
         points = points + (tl.load(at + d * rows.length),)
     shift = tl.load(at + (D + 1) * rows.length)
-    if unknown(shift):
+    there = i < rows.count
+    low, high = extremes(shift, there)
+    if (high - low < float("inf")) == 0:
         shift = _largest(points, numbers, length, GROUP * BN, D, BM, BN, GROUP)
-    low, high = extremes(shift, i < rows.count)
+        low, high = extremes(shift, there)
     if high - low < SPREAD:
         middle = (low + high) / 2
         shift = tl.zeros([BM], tl.float32) + middle
         total = _relative_sums(points, middle, numbers, length, D, BM, BN, GROUP, True)
     else:
         total = _relative_sums(points, shift, numbers, length, D, BM, BN, GROUP, False)
-    if out_of_range(total, i < rows.count):
+    if out_of_range(total, there):
         shift = _largest(points, numbers, length, length, D, BM, BN, GROUP)
         total = _relative_sums(points, shift, numbers, length, D, BM, BN, GROUP, False)
-    value = renewed(rows, columns, i, shift + tl.log2(total), True, D, SYMMETRIC)
-    tl.store(out + i, value * LN2, mask=final & (i < rows.count))
+    integral = shift + tl.log2(total)
+    log, constant = log_and_constant(rows, i, D)
+    value = renewed(rows, columns, i, log, constant, integral, integral, D, SYMMETRIC)
+    tl.store(out + i, value * LN2, mask=final & there)
 
 
 @triton.jit

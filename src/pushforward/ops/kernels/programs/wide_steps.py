@@ -16,7 +16,17 @@ import triton
 import triton.language as tl
 
 from .parts import LN2, LOG2E, block, product, scale_of_halves
-from .steps import EXTRA, SPREAD, base_of, copied, extremes, met, out_of_range, renewed, unknown
+from .steps import (
+    EXTRA,
+    SPREAD,
+    base_of,
+    copied,
+    extremes,
+    log_and_constant,
+    met,
+    out_of_range,
+    renewed,
+)
 
 
 class WideSide(NamedTuple):
@@ -115,8 +125,8 @@ def _unit(
     """One unit of a half-step; the last one of a block stores the new potentials.
 
     The rows of a block share a shift, the middle of their last log-integrals. Where these lie far
-    apart, or one is NaN, the largest score of each share is found instead. NaN stands for that in
-    the first half-steps, and after a sum that was out of range.
+    apart, the largest score of each share is found instead. Minus infinity asks for that in the
+    first half-steps, and after a sum that was out of range.
     """
     place, share = unit // rows.shares, unit % rows.shares
     i = place * BM + tl.arange(0, BM)
@@ -127,7 +137,7 @@ def _unit(
     last = tl.minimum(first + width, columns.length)
     peak = tl.load(rows.numbers + rows.length + i)
     low, high = extremes(peak, there)
-    searched = unknown(peak) | (high - low >= SPREAD)
+    searched = (high - low < SPREAD) == 0
     if searched:
         peak, total = _largest_and_sums(
             qs, qs_low, columns, first, last, factor, D, BM, BN, STAGES, SPLIT
@@ -138,6 +148,7 @@ def _unit(
         total = _relative_sums(
             qs, qs_low, columns, middle, first, last, factor, D, BM, BN, STAGES, SPLIT
         )
+    log, constant = log_and_constant(rows, i, 0)  # before they are needed
     complete = rows.shares > 0
     if SHARES > 1 and rows.shares > 1:
         peaks, sums = shared, shared + SHARES * longest
@@ -154,7 +165,9 @@ def _unit(
             peak, total = _largest_and_sums(
                 qs, qs_low, columns, 0, columns.length, factor, D, BM, BN, STAGES, SPLIT
             )
-        value = renewed(rows, columns, i, peak + tl.log2(total), again == 0, 0, SYMMETRIC)
+        integral = peak + tl.log2(total)
+        kept = tl.where(again, -float("inf"), integral)
+        value = renewed(rows, columns, i, log, constant, integral, kept, 0, SYMMETRIC)
         tl.store(out + i, value * LN2, mask=final & there)
 
 
