@@ -188,7 +188,7 @@ FEW_STEP_TILES: dict[int, Resident] = {
 
 STEP_TILES: dict[int, Resident] = FEW_STEP_TILES | {
     16: (Tile(64, 128, 4, 3), 4),
-    64: (Tile(128, 128, 8, 2), 2),
+    64: (Tile(128, 128, 4, 2), 2),
 }
 """The same for more of them."""
 

@@ -1,13 +1,14 @@
-r"""Kernel for many Sinkhorn steps in one launch, for points of at most four coordinates.
+r"""Kernels for many Sinkhorn steps, for points of at most four coordinates.
 
 For the plan $e^{s\langle q_i,k_j\rangle+F_i+G_j}\mu\otimes\nu$ a step is
 
 $$F=c_a-\tau_a\log\int e^{s\langle q,k\rangle+G}d\nu,\qquad
   G=c_b-\tau_b\log\int e^{s\langle q,k\rangle+F}d\mu.$$
 
-Each problem has programs that stay on the device for all steps. A program owns some blocks of
-rows: queries in one half-step, keys in the next. Between two half-steps the programs of a problem
-wait for each other; one that is alone with its problem need not.
+In one launch each problem has programs that stay on the device for all steps. A program owns some
+blocks of rows: queries in one half-step, keys in the next. Between two half-steps the programs of
+a problem wait for each other; one that is alone with its problem need not. If a half-step is long,
+it is a launch of its own: then more programs can run at once.
 
 The log-integral of a row changes little from step to step. So the last one replaces the largest
 score, and a pair costs a multiply-add for each coordinate, an exponential and an addition; another
