@@ -98,14 +98,16 @@ def _wide(
             f"{WHAT} need a GPU with more shared memory for points of width {d}, got {q.device}. "
             "Take them one by one, with `ops.log_integral`."
         )
-    tile, alone, shares = plan.tile, plan.programs == 1, max(plan.shares)
+    tile, alone, divided = plan.tile, plan.programs == 1, max(plan.shares) > 1
+    # Without the branch for shares Triton 3.6 takes shared memory for two loops at once.
+    shares = max(2, *plan.shares)
     block = max(tile.rows, tile.columns)
     sides = [-(-size // block) * block for size in (m, n)]
     operands = _operands(q, k, logs[1], block)
     room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
-    partial = problems * 2 * shares * max(sides) if shares > 1 else 0
+    partial = problems * 2 * shares * max(sides) if divided else 0
     shared = q.new_empty(partial, dtype=torch.float32)
-    meetings = 0 if alone and shares == 1 else 1 + sum(sides) // tile.rows
+    meetings = 1 + sum(sides) // tile.rows if divided or not alone else 0
     counters = q.new_zeros(problems * meetings, dtype=torch.int32)
     out = q.new_empty(*batch, n, dtype=torch.float32)
     given = (*logs, *(constants or (None, None)), start)

@@ -150,7 +150,7 @@ def _unit(
         )
     log, constant = log_and_constant(rows, i, 0)  # before they are needed
     complete = rows.shares > 0
-    if SHARES > 1 and rows.shares > 1:
+    if rows.shares > 1:
         peaks, sums = shared, shared + SHARES * longest
         tl.store(peaks + share * rows.length + i, peak)
         tl.store(sums + share * rows.length + i, total)
