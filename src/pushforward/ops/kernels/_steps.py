@@ -1,4 +1,4 @@
-"""Many Sinkhorn steps in one launch, and their operator."""
+"""Many Sinkhorn steps in one launch, or in one for each half-step, and their operator."""
 
 from math import prod
 from typing import Any
