@@ -134,6 +134,39 @@ def test_symmetric_steps(width):
         compare(*problem((x, logs), (x, logs), eps=1.0, symmetric=True), steps)
 
 
+def one_launch_each(monkeypatch):
+    """Half-steps of narrow points are launches of their own, as they are for many pairs."""
+    monkeypatch.setattr(pf.ops.implementation("triton")._tiles, "SEPARATE", 1)
+
+
+def test_half_steps_of_one_launch_each(monkeypatch):
+    one_launch_each(monkeypatch)
+    compare(*problem(cloud(2, 530, 2, dead=True), cloud(2, 21, 2, dead=True)), 3)
+    q, k = cloud(20, 3), cloud(600, 3)
+    compare(*problem(q, k, eps=1.5, slack=(1.0, 2.5)), 3)
+    compare(*problem(q, k, eps=1e-3), 6)
+    compare(*problem(q, k), 3, start=1000 + torch.randn(600))
+    x, logs = cloud(2, 520, 1, dead=True)
+    for steps in (1, 2):
+        compare(*problem((x, logs), (x, logs), eps=1.0, symmetric=True), steps)
+
+
+@pytest.mark.parametrize("dead", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize(("length", "width"), [(9, 2), (530, 2), (9, 20), (600, 20)])
+def test_a_problem_without_mass(length, width, dead, monkeypatch):
+    """Its potentials are infinite; the other problem has what it would have alone."""
+    one_launch_each(monkeypatch)  # of the two lengths, only the larger one is so
+    sides = cloud(2, 7, width), cloud(2, length, width)
+    for side in dead:
+        sides[side][1][0] = -torch.inf
+    scores, marginals = problem(*sides)
+    g = torch.zeros(2, length)
+    for steps in (1, 3):
+        found, expected = (f(scores, marginals, g, steps) for f in (alternate, one_by_one))
+        assert expected[0].isinf().all() and torch.equal(found[0], expected[0])
+        assert (found[1] - expected[1]).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(("length", "width"), [(40, 2), (300, 20)])
 def test_a_start_far_away(length, width):
     """The last log-integral is then hundreds off, and no shift for the next one."""
@@ -175,7 +208,10 @@ def test_programs_fit_the_device():
     planned = pf.ops.implementation("triton")._steps.planned
     for problems in (1, 3, 50, 1000, 5000):
         for m, n in ((1, 1), (64, 64), (300, 7), (4096, 4096), (5000, 70_000)):
-            plan = planned(problems, m, n, 132)
+            plan = planned(problems, m, n, 3, 132)
+            if plan.programs is None:
+                assert problems * m * n >= 1 << 28
+                continue
             assert 1 <= plan.programs <= -(-max(m, n) // plan.rows)
             assert plan.programs == 1 or problems * plan.programs * plan.warps <= 16 * 132
 

@@ -140,7 +140,7 @@ def sinkhorn_steps(
     points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
     scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
-    r"""The potential of the keys after some Sinkhorn steps, in one launch and without gradients.
+    r"""The potential of the keys after some Sinkhorn steps, in few launches, without gradients.
 
     For the plan $e^{s\langle q_i,k_j\rangle+F_i+G_j}\mu\otimes\nu$ a step is
     $F=c_a-\tau_a\log\int e^{s\langle q,k\rangle+G}d\nu$, then

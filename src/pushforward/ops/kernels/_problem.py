@@ -66,22 +66,26 @@ class Halves(NamedTuple):
 
     @staticmethod
     def of(
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, found: Tensor, *, values: bool
-    ) -> Halves:
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, found: Tensor, *, values: bool,
+        rows: int = 1,
+    ) -> Halves:  # fmt: skip
         """The halves of points `(b, h, n, k)`, and of the values if they are wanted.
 
-        Keys and values are zeros where a bias is minus infinity.
+        Keys and values are zeros where a bias is minus infinity. Zeros follow each array of points
+        in memory, up to a multiple of `rows`.
         """
         (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1] if values else 0
+        lengths = [-(-size // rows) * rows for size in (m, n)]
         widths, size = (padded_width(d), padded_width(e)), _at_once(d, e)
-        made = lambda length, width: q.new_empty(*batch, length, width, dtype=torch.float16)
-        parts = [made(m, widths[0]), made(m, widths[0]), made(n, widths[0]), made(n, widths[0])]
-        parts += [made(n, widths[1]), made(n, widths[1])] if e else [v, v]
-        programs.halves[(-(-max(m, n) // size) * prod(batch),)](
-            q, k, v, bias, *parts, found, m, n, batch[1], *map(strides, (q, k, v)),
+        made = lambda side, width: q.new_empty(*batch, lengths[side], width, dtype=torch.float16)
+        parts = [made(0, widths[0]), made(0, widths[0]), made(1, widths[0]), made(1, widths[0])]
+        parts += [made(1, widths[1]), made(1, widths[1])] if e else [v, v]
+        programs.halves[(-(-max(lengths) // size) * prod(batch),)](
+            q, k, v, bias, *parts, found, m, n, *lengths, batch[1], *map(strides, (q, k, v)),
             maybe_strides(bias),
             D=d, E=e, D_PAD=widths[0], E_PAD=widths[1], SIZE=size,
         )  # fmt: skip
+        parts = [t[..., :count, :] for t, count in zip(parts, (m, m, n, n, n, n), strict=True)]
         return Halves((parts[0], parts[2], parts[4]), (parts[1], parts[3], parts[5]))
 
 

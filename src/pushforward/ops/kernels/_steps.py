@@ -1,17 +1,18 @@
-"""Many Sinkhorn steps in one launch, and their operator."""
+"""Many Sinkhorn steps in one launch, or in one for each half-step, and their operator."""
 
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..._tools.once import refuse
 from ..._tools.precision import HALF
 from ._operators import check_device
-from ._problem import Halves, maybe_strides, padded_width, strides, survey
+from ._problem import Halves, maybe_strides, padded_width, survey
 from ._split import processors
-from ._tiles import NARROW, REGISTERS, SHARES, WidePlan, planned, wide_planned
+from ._tiles import NARROW, WidePlan, planned, wide_planned
 from .programs import steps, wide_steps
 
 WHAT = "Sinkhorn steps in one launch"
@@ -45,26 +46,41 @@ def _narrow(
     points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
     factor: float, damping: list[float], half_steps: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
-    """One launch for points of at most `NARROW` coordinates."""
+    """Points of at most `NARROW` coordinates: one launch, or one for each half-step."""
     q, k = points
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, cuda = prod(batch), q.device.type == "cuda"
-    plan = planned(problems, m, n, processors(q.device) if cuda else 1)
-    if not cuda:  # the interpreter runs one program after the other: none may wait
+    plan = planned(problems, m, n, d, processors(q.device) if cuda else 1)
+    if not cuda and plan.programs:  # the interpreter runs one after the other: none may wait
         plan = plan._replace(programs=1)
     block = plan.columns * plan.group
     length = -(-m // block) * block + -(-n // block) * block
     room = q.new_empty(problems * length * (d + EXTRA), dtype=torch.float32)
-    alone = plan.programs == 1
     out = q.new_empty(*batch, n, dtype=torch.float32)
-    given = (*logs, *(constants or (None, None)), start)
+    given = (q, k, *logs, *(constants or (None, None)), start)
+    layout = tuple(map(maybe_strides, given))
+    tile: dict[str, Any] = dict(
+        D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, SYMMETRIC=symmetric,
+        num_warps=plan.warps, maxnreg=plan.registers,
+    )  # fmt: skip
+    shifted = bool(constants)
+    if plan.programs is None:
+        steps.prepare[(-(-max(m, n) // block) * problems,)](
+            *given, room, m, n, q.shape[1], factor, *layout, D=d, SHIFTED=shifted, STEP=block
+        )
+        for half in range(half_steps):
+            blocks = -(-(m, n)[half % 2] // plan.rows)
+            steps.half_step[(blocks * problems,)](
+                room, out, m, n, *damping, int(half == half_steps - 1), TURNED=half % 2 == 1,
+                **tile,
+            )  # fmt: skip
+        return out
+    alone = plan.programs == 1
     counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
     steps.run[(problems * plan.programs,)](
-        q, k, *given, out, room, counters, m, n, q.shape[1], factor, *damping, half_steps,
-        plan.programs, strides(q), strides(k), *map(maybe_strides, given),
-        D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, ALONE=alone,
-        SHIFTED=bool(constants), SYMMETRIC=symmetric, num_warps=plan.warps,
-        maxnreg=REGISTERS, launch_cooperative_grid=not alone,
+        *given, out, room, counters, m, n, q.shape[1], factor, *damping, half_steps,
+        plan.programs, *layout, ALONE=alone, SHIFTED=shifted, launch_cooperative_grid=not alone,
+        **tile,
     )  # fmt: skip
     return out
 
@@ -82,36 +98,42 @@ def _wide(
             f"{WHAT} need a GPU with more shared memory for points of width {d}, got {q.device}. "
             "Take them one by one, with `ops.log_integral`."
         )
-    split, padded = q.dtype not in HALF, padded_width(d)
-    operands: tuple[Any, ...]
-    if split:
-        found = survey(q, k, k, None, points=True, values=False)
-        high, low = Halves.of(q, k, k, None, found, values=False)
-        operands, width = (*high[:2], *low[:2], found), padded
-    else:
-        q, k = (t if t.stride(-1) == 1 else t.contiguous() for t in points)
-        operands, width = (q, k, q, k, None), d
-    tile, alone = plan.tile, plan.programs == 1
+    tile, alone, divided = plan.tile, plan.programs == 1, max(plan.shares) > 1
+    # Without the branch for shares Triton 3.6 takes shared memory for two loops at once.
+    shares = max(2, *plan.shares)
     block = max(tile.rows, tile.columns)
     sides = [-(-size // block) * block for size in (m, n)]
+    operands = _operands(q, k, block)
     room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
-    divided = max(plan.shares) > 1
-    shared = q.new_empty(problems * 2 * SHARES * max(sides) if divided else 0, dtype=torch.float32)
-    blocks = sum(sides) // tile.rows
-    waits = not alone or divided
-    counters = q.new_zeros(problems * (1 + blocks) if waits else 0, dtype=torch.int32)
+    partial = problems * 2 * shares * max(sides) if divided else 0
+    shared = q.new_empty(partial, dtype=torch.float32)
+    meetings = 1 + sum(sides) // tile.rows if divided or not alone else 0
+    counters = q.new_zeros(problems * meetings, dtype=torch.int32)
     out = q.new_empty(*batch, n, dtype=torch.float32)
     given = (*logs, *(constants or (None, None)), start)
     wide_steps.run[(problems * plan.programs,)](
         *operands, *given, out, room, shared, counters, m, n, q.shape[1], factor,
-        *damping, half_steps, plan.programs, *plan.shares,
-        strides(operands[0]), strides(operands[1]), *map(maybe_strides, given),
-        D=width, D_PAD=padded, BM=tile.rows, BN=tile.columns, SHARES=SHARES, STAGES=tile.stages,
-        ALONE=alone, SPLIT=split, SHIFTED=bool(constants), SYMMETRIC=symmetric,
+        *damping, half_steps, plan.programs, *plan.shares, *map(maybe_strides, given),
+        D=padded_width(d), BM=tile.rows, BN=tile.columns, SHARES=shares, STAGES=tile.stages,
+        ALONE=alone, SPLIT=q.dtype not in HALF, SHIFTED=bool(constants), SYMMETRIC=symmetric,
         num_warps=tile.warps, num_stages=tile.stages, maxnreg=plan.registers,
         launch_cooperative_grid=not alone,
     )  # fmt: skip
     return out
+
+
+def _operands(q: Tensor, k: Tensor, block: int) -> tuple[Tensor | None, ...]:
+    """Queries and keys as tensor cores take them, their low halves, and their survey.
+
+    Their width is a power of two, and zeros follow them in memory up to whole blocks.
+    """
+    if q.dtype not in HALF:
+        found = survey(q, k, k, None, points=True, values=False)
+        high, low = Halves.of(q, k, k, None, found, values=False, rows=block)
+        return *high[:2], *low[:2], found
+    width = padded_width(q.shape[-1]) - q.shape[-1]
+    q, k = (pad(x, (0, width, 0, -x.shape[-2] % block)).contiguous() for x in (q, k))
+    return q, k, q, k, None
 
 
 def _wide_plan(q: Tensor, k: Tensor) -> WidePlan | None:

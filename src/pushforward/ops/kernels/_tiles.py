@@ -115,24 +115,48 @@ WARPS = 16
 REGISTERS = 128
 
 
+SEPARATE = 1 << 28
+"""From this many pairs on, the half-steps of narrow points are launches of their own. A half-step
+takes longer then than the host needs for a launch, and programs that do not wait for each other
+may be more than fit at once. So they can be as many as `SEPARATE_REGISTERS` let fit."""
+
+SEPARATE_REGISTERS = {3: 72, NARROW: 80}
+"""For points up to each width: the fewest that move nothing to memory in the loop."""
+
+
 class Plan(NamedTuple):
-    """Rows of a block, columns that are read at once and how often, warps, programs a problem."""
+    """The work on Sinkhorn steps of narrow points.
+
+    Args:
+        rows: those of a block.
+        columns: how many are read at once.
+        group: how often they are, before addresses are computed again.
+        warps: warps of a program.
+        programs: programs of a problem, which stay for all half-steps. None if each half-step is a
+            launch with one program for each block of rows.
+        registers: how many a thread takes at most.
+    """
 
     rows: int
     columns: int
     group: int
     warps: int
-    programs: int
+    programs: int | None
+    registers: int
 
 
-def planned(problems: int, m: int, n: int, processors: int) -> Plan:
-    """The plan whose busiest processor has least to do.
+def planned(problems: int, m: int, n: int, d: int, processors: int) -> Plan:
+    """The plan whose busiest processor has least to do, for points of width `d`.
 
     Programs of one problem wait for each other, so all of them must be on the device at once.
     Blocks of 8 rows read their columns twice as often, and few warps hide little of the waiting.
     """
     longest = max(m, n)
     warps = 1 if longest <= 128 else 2 if longest <= 512 else 4
+    columns, group = 32 * warps, 4 if warps == 4 else 2
+    if warps == 4 and problems * m * n >= SEPARATE:
+        registers = next(most for widest, most in SEPARATE_REGISTERS.items() if d <= widest)
+        return Plan(16, columns, group, warps, None, registers)
 
     def load(rows: int, resident: int) -> tuple[float, int, int]:
         blocks = -(-longest // rows)
@@ -142,7 +166,7 @@ def planned(problems: int, m: int, n: int, processors: int) -> Plan:
         return cost * (1.2 if busiest * warps <= WARPS // 2 else 1.0), rows, programs
 
     _, rows, programs = min(load(rows, part) for rows in (16, 8) for part in (16, 12, 8))
-    return Plan(rows, 32 * warps, 4 if warps == 4 else 2, warps, programs)
+    return Plan(rows, columns, group, warps, programs, REGISTERS)
 
 
 class WidePlan(NamedTuple):
@@ -173,7 +197,7 @@ FEW_STEP_TILES: dict[int, Resident] = {
 
 STEP_TILES: dict[int, Resident] = FEW_STEP_TILES | {
     16: (Tile(64, 128, 4, 3), 4),
-    64: (Tile(128, 128, 8, 2), 2),
+    64: (Tile(128, 128, 4, 2), 2),
 }
 """The same for more of them."""
 

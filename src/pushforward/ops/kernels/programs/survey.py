@@ -106,42 +106,47 @@ def survey(
 
 @triton.jit
 def _halved(
-    x, b, high, low, bits, z, start, N, H, sx, sb,
+    x, b, high, low, bits, z, start, N, length, H, sx, sb,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Write the float16 halves of `SIZE` points from `start` on; zeros for those without mass."""
+    """Write the float16 halves of `SIZE` points from `start` on; from `N` to `length` zeros.
+
+    Zeros are written for points without mass, too.
+    """
     some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
     if b is not None:
         some = _live(problem(b, z, H, sb), start, N, sb[2], some, SIZE)
     y = some * ((exponent_of_halves(bits) + 127) << 23).to(tl.float32, bitcast=True)
     h = y.to(tl.float16)
     i = start + tl.arange(0, SIZE)
-    at = ((z.to(tl.int64) * N + i) * PADDED)[:, None] + tl.arange(0, PADDED)[None, :]
-    tl.store(high + at, h, mask=(i < N)[:, None])
-    tl.store(low + at, (y - h.to(tl.float32)).to(tl.float16), mask=(i < N)[:, None])
+    at = ((z.to(tl.int64) * length + i) * PADDED)[:, None] + tl.arange(0, PADDED)[None, :]
+    tl.store(high + at, h, mask=(i < length)[:, None])
+    tl.store(low + at, (y - h.to(tl.float32)).to(tl.float16), mask=(i < length)[:, None])
 
 
 @triton.jit
 def halves(
-    q, k, v, b, q_high, q_low, k_high, k_low, v_high, v_low, found, M, N, H, sq, sk, sv, sb,
-    D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
+    q, k, v, b, q_high, q_low, k_high, k_low, v_high, v_low, found, M, N, m_length, n_length, H,
+    sq, sk, sv, sb, D: tl.constexpr, E: tl.constexpr, D_PAD: tl.constexpr, E_PAD: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    r"""Write points as float16 halves, $x=2^{-e}(x_h+x_l)$.
+    r"""Write points as float16 halves, $x=2^{-e}(x_h+x_l)$, and zeros behind them.
 
-    The power of 2 brings the largest coordinate between 2^14 and 2^15.
+    The power of 2 brings the largest coordinate between 2^14 and 2^15. With the zeros there are
+    `m_length` queries and `n_length` keys and values.
     """
-    z, place, _ = placed(tl.maximum(M, N), SIZE)
+    z, place, _ = placed(tl.maximum(m_length, n_length), SIZE)
     start = place * SIZE
     found += z * FIELDS
-    if start < M:
-        _halved(q, None, q_high, q_low, tl.load(found), z, start, M, H, sq, sb, D, D_PAD, SIZE)
-    if start < N:
-        _halved(k, b, k_high, k_low, tl.load(found + 1), z, start, N, H, sk, sb, D, D_PAD, SIZE)
+    if start < m_length:
+        bits = tl.load(found)
+        _halved(q, None, q_high, q_low, bits, z, start, M, m_length, H, sq, sb, D, D_PAD, SIZE)
+    if start < n_length:
+        bits = tl.load(found + 1)
+        _halved(k, b, k_high, k_low, bits, z, start, N, n_length, H, sk, sb, D, D_PAD, SIZE)
         if E > 0:
-            _halved(
-                v, b, v_high, v_low, tl.load(found + 2), z, start, N, H, sv, sb, E, E_PAD, SIZE
-            )
+            bits = tl.load(found + 2)
+            _halved(v, b, v_high, v_low, bits, z, start, N, n_length, H, sv, sb, E, E_PAD, SIZE)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ..parts import END, FIELDS, LN2, LOG2E, finite, scale_of_halves
 from .forward import INF, copy_block
 
+
 @gluon.jit
 def _copies(
     q, q_low, k, k_low, b, qs, qs_low, ks, ks_low, bs, queries, full, empty, batch, head, i0,
@@ -125,9 +126,7 @@ def log_integral(
     queries = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    bs = gl.allocate_shared_memory(
-        gl.float32, [STAGES, BN], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )
+    bs = gl.allocate_shared_memory(gl.float32, [STAGES, BN], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
     mbarrier.init(queries, count=1)
     for group in gl.static_range(2):
