@@ -12,7 +12,7 @@ from ..._tools.precision import HALF
 from . import _hopper as hopper
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey
 from ._split import columns, room, split, summed
-from ._tiles import GROUP, NARROW, Tile, tile_of
+from ._tiles import GROUP, NARROW, TOGETHER, Tile, tile_of
 from .programs import narrow, survey as survey_programs, wide, wide_backward
 
 
@@ -111,7 +111,7 @@ def forward(
 def backward(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
     result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
-    known: Ready | None = None,
+    known: Ready | None = None, largest: bool = True,
 ) -> list[Tensor | None]:  # fmt: skip
     r"""Gradients in `q, k, v, bias`, if wanted, from those of the average and the log-integral.
 
@@ -122,7 +122,8 @@ def backward(
 
     In float32, and for narrow points, the weights are formed relative to the shift, and $o'$ and
     $c$ are divided by the total instead. So the gradients of large scores are as accurate as
-    their differences.
+    their differences. Wide points in float32 are multiplied as halves, see `upstream_halves`.
+    They need to know whether the shift is the `largest` score. Without values it need not be.
     """
     q, k, v, bias = inputs
     (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
@@ -132,19 +133,23 @@ def backward(
     grads: list[Tensor | None] = [None] * 4
     if not any(wanted):
         return grads
-    g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
     given: tuple[Any, ...] = inputs
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if known is None:
-        known = ready(q, k, v, bias, timed=clock is not None, values=False)
+        known = ready(q, k, v, bias, timed=clock is not None, values=not half)
     found, high, low = known
+    if thin or half:
+        handed = _upstream(result, *upstream, thin=thin)
+    else:
+        size = tile_of("keys", d, e, half=False).rows
+        handed = _upstream_halves(result, upstream, found, size, largest=largest and e > 0)
+    g = handed[0][1]
     if thin:
         (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v)
-        given = (q, k, v, bias)
-        steps = tuple(map(strides, (*given, g)))
+        given, handed = (q, k, v, bias), [(x[0], g, x[2]) for x in handed]
     else:
-        given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
-        steps = tuple(map(strides, (*inputs, g, *high[:2])))
+        given, sizes = (*high, bias, *low, found), (*sizes, 1.0)
+    steps = tuple(map(strides, (*given[:4], g)))
     ranks, kind = None if clock is None else clock.ranks, _kind_of_ends(found, clock)
     widths: dict[str, Any] = dict(D=d, E=e)
     group = GROUP if thin else 1
@@ -158,7 +163,7 @@ def backward(
         ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
-            *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
+            *given, ranks, ends, *handed[0], made, *sizes, *steps,
             ENDS=kind, **widths, **_options(tile, thin, n % tile.columns == 0),
         )  # fmt: skip
         grads[0] = summed(made, parts, q.dtype)
@@ -173,16 +178,27 @@ def backward(
         ]
         starts = found if clock is None else clock.starts(group * tile.rows, tile.columns)
         run = narrow.backward_keys if thin else wide_backward.keys
-        run[-(-n // tile.columns) * problems, parts](
-            *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-            ENDS=kind, POINTS=needed[0], VALUES=needed[1],
-            **widths, **_options(tile, thin, m % tile.rows == 0),
-        )  # fmt: skip
+        for turn in _turns(needed, max(d, e), half=half):
+            run[-(-n // tile.columns) * problems, parts](
+                *given, ranks, starts, *handed[1], *several, *sizes, *steps,
+                ENDS=kind, **turn, **widths, **_options(tile, thin, m % tile.rows == 0),
+            )  # fmt: skip
         grads[1:] = [
             summed(x, parts, y.dtype) if want else None
             for x, y, want in zip(several, inputs[1:], needed, strict=True)
         ]
     return grads
+
+
+def _turns(needed: tuple[bool, bool, bool], width: int, *, half: bool) -> list[dict[str, bool]]:
+    """Which gradients of keys, values and bias are found together, as arguments of a kernel."""
+    points, values, _ = needed
+    turn = dict(POINTS=points, VALUES=values)
+    if width <= NARROW:
+        return [turn]
+    if half or width <= TOGETHER or not values:
+        return [turn | dict(BIAS=True)]
+    return [turn | dict(VALUES=False, BIAS=True), turn | dict(POINTS=False, BIAS=False)]
 
 
 def _kind_of_ends(found: Tensor | None, clock: Clock | None) -> int:
@@ -196,20 +212,45 @@ def _room(q: Tensor, shape: tuple[int, ...], width: int, dtype: torch.dtype) -> 
     return Reduced(q.new_empty(*shape, width, dtype=dtype), *rows)
 
 
-def _upstream(
-    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool, negative: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query hands on: a gradient, a summand or its negative, an offset of scores."""
+Handed = list[tuple[Any, ...]]
+"""What the kernels of queries and of keys are given about the queries."""
+
+
+def _upstream(result: Reduced, d_out: Tensor, d_log: Tensor, *, thin: bool) -> Handed:
+    """What each query hands on: an offset of scores, a gradient, a summand or its negative."""
     (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
-    g = d_out.new_empty(d_out.shape, dtype=torch.float32 if divide else d_out.dtype)
+    g = d_out.new_empty(d_out.shape, dtype=torch.float32 if thin else d_out.dtype)
     slope, offset = torch.empty_like(result.peak), torch.empty_like(result.peak)
     size = max(1, 4096 // width)
     survey_programs.upstream[(-(-m // size) * prod(batch),)](
         result.out, result.peak, result.total, d_out, d_log, g, slope, offset, m, batch[1],
-        strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=divide,
-        NEGATIVE=negative,
+        strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=thin,
     )  # fmt: skip
-    return g, slope, offset
+    return [(offset, g, slope) if thin else (offset, g, slope, None, None, None)] * 2
+
+
+def _upstream_halves(
+    result: Reduced, upstream: tuple[Tensor, Tensor], found: Tensor | None, size: int, *,
+    largest: bool,
+) -> Handed:  # fmt: skip
+    """The same in halves: an offset, a gradient, a summand, the low half of the gradient, units.
+
+    The kernel of keys has a unit for `size` queries.
+    """
+    d_out, d_log = upstream
+    (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
+    high, low = (
+        d_out.new_empty(*batch, m, width if e else 0, dtype=torch.float16) for _ in range(2)
+    )
+    blocks = -(-m // size) * prod(batch)
+    rows, units = d_out.new_empty(5, *batch, m), d_out.new_empty(blocks)
+    survey_programs.upstream_halves[(blocks,)](
+        result.out, result.peak, result.total, d_out, d_log, found, high, low, rows, units, m,
+        batch[1], strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, LARGEST=largest,
+    )  # fmt: skip
+    slope, offset, unit, fit_queries, fit_keys = rows
+    first = (offset, high, slope, low)
+    return [(*first, fit_queries, unit), (*first, fit_keys, units)]
 
 
 def _options(tile: Tile, thin: bool, even: bool) -> dict[str, Any]:
