@@ -76,6 +76,7 @@ SHAPES = {
     "four": (40, 33, 4, 4),
     "wide": (21, 140, 18, 5),
     "wide values": (5, 60, 3, 20),
+    "two turns": (5, 40, 3, 70),
     "no coordinate": (4, 5, 0, 2),
     "whole tiles": (64, 128, 6, 7),
     "one atom": (3, 1, 5, 2),
@@ -170,6 +171,39 @@ def test_gradients_of_large_scores(width):
     out = ops.average(q, k, v, torch.zeros(90), impl="triton")
     (grad,) = torch.autograd.grad(out.sum(), v)
     assert (grad - 1 / 90).abs().max() < 1e-7 / 9
+
+
+@pytest.mark.parametrize("spread", [0.01, 4.0], ids=["flat", "large scores"])
+def test_gradients_of_queries_of_any_size(spread):
+    """Upstream gradients from 1e-8 to 1e8: relative to these all rows are equally accurate."""
+    tensors = [spread * torch.randn(70, 20), *(torch.randn(150, 20) for _ in range(2))]
+    tensors.append(torch.zeros(150))
+    upstream = torch.randn(70, 20) * 10 ** torch.linspace(-8, 8, 70)[torch.randperm(70), None]
+
+    def gradients(impl, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in tensors]
+        out = ops.average(*leaves, scale=0.7, impl=impl)
+        return torch.autograd.grad(out, leaves, upstream.to(dtype))
+
+    exact = gradients("reference", torch.float64)
+    dense, found = (gradients(impl, torch.float32) for impl in ("reference", "triton"))
+    sizes = [upstream.norm(dim=-1), *(t.norm() for t in exact[1:])]
+    rows = lambda x: [x[0].norm(dim=-1), *(t.norm() for t in x[1:])]
+    errors = lambda x: rows([a - b for a, b in zip(x, exact, strict=True)])
+    for size, d, f in zip(sizes, errors(dense), errors(found), strict=True):
+        assert (f / size).max() <= 3 * (d / size).max() + 1e-6
+
+
+def test_gradients_of_values_that_are_zero():
+    """Values say how upstream gradients are scaled; zeros say nothing."""
+    q, k = torch.randn(9, 20), torch.randn(30, 20)
+    v = torch.zeros(30, 6, requires_grad=True)
+    upstream = 1e-9 * torch.randn(9, 6)
+    (grad,) = torch.autograd.grad(
+        ops.average(q, k, v, torch.zeros(30), impl="triton"), v, upstream
+    )
+    exact = (q.double() @ k.double().T).softmax(-1).T @ upstream.double()
+    assert (grad - exact).norm() < 1e-6 * exact.norm()
 
 
 def test_any_combination_of_gradients():

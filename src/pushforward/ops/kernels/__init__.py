@@ -106,13 +106,13 @@ def vjp(
     q, k, known = side.q, side.k, side.known if factors is None else None
     x, v = q[..., :0], k[..., :0]
     if factors is not None:  # in float32, and points may then be wide that were narrow
-        x, v = (_folded(t, side.batch) for t in factors)
+        x, v = _balanced(*(_folded(t, side.batch) for t in factors))
         q, k = q.to(v.dtype), k.to(v.dtype)
     bias, peak, total, c = (_folded_rows(t, side.batch) for t in (bias, *record, c))
     result = launch.Reduced(x.new_zeros(x.shape), peak, peak, total)
     dq, dk, _, db = launch.backward(
         (q, k, v, bias), side.scale, side.clock, result, (x, c),
-        [*wanted[:2], False, wanted[2]], known,
+        [*wanted[:2], False, wanted[2]], known, largest=False,
     )  # fmt: skip
     grads = zip((dq, dk, db), wanted, (2, 2, 1), strict=True)
     return [side.outside(g, axes) if want and g is not None else None for g, want, axes in grads]
@@ -210,6 +210,15 @@ def _batch(*shapes: torch.Size) -> torch.Size:
     """The broadcast of the leading axes; `torch.broadcast_shapes` is slow if all agree."""
     first = shapes[0]
     return first if all(s == first for s in shapes) else torch.broadcast_shapes(*shapes)
+
+
+def _balanced(x: Tensor, v: Tensor) -> Pair:
+    """Factors whose columns have equally large numbers, up to a power of 2, on both sides."""
+    if x.numel() == 0 or v.numel() == 0:
+        return x, v
+    ratio = x.abs().amax(-2, keepdim=True) / v.abs().amax(-2, keepdim=True)
+    tilt = ratio.log2().div(2).round().nan_to_num(0.0, 0.0, 0.0).exp2()
+    return x / tilt, v * tilt
 
 
 def _typed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, ...]:

@@ -12,8 +12,14 @@ from ..._tools.precision import HALF
 from . import _hopper as hopper
 from ._problem import LARGE, Clock, Halves, padded_width, strides, survey, without_dead
 from ._split import columns, room, split, summed
-from ._tiles import GROUP, NARROW, Tile, tile_of
+from ._tiles import GROUP, NARROW, TOGETHER, Tile, tile_of
 from .programs import narrow, survey as survey_programs, wide, wide_backward
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values and biases."""
+
+Handed = list[tuple[Any, ...]]
+"""What the kernels of queries and of keys are given about the queries."""
 
 
 class Reduced(NamedTuple):
@@ -57,8 +63,8 @@ def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values:
 
 
 def forward(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
-    known: Ready | None = None, *, guard: bool = False,
+    inputs: Inputs, factor: float, clock: Clock | None, known: Ready | None = None, *,
+    guard: bool = False,
 ) -> Reduced:  # fmt: skip
     """Averages and sums of weights, for points of shape `(b, h, n, k)`.
 
@@ -123,9 +129,9 @@ def forward(
 
 
 def backward(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor], factor: float, clock: Clock | None,
-    result: Reduced, upstream: tuple[Tensor, Tensor], wanted: list[bool],
-    known: Ready | None = None, *, guard: bool = False,
+    inputs: Inputs, factor: float, clock: Clock | None, result: Reduced,
+    upstream: tuple[Tensor, Tensor], wanted: list[bool], known: Ready | None = None, *,
+    guard: bool = False, largest: bool = True,
 ) -> list[Tensor | None]:  # fmt: skip
     r"""Gradients in `q, k, v, bias`, if wanted, from those of the average and the log-integral.
 
@@ -136,75 +142,144 @@ def backward(
 
     In float32, and for narrow points, the weights are formed relative to the shift, and $o'$ and
     $c$ are divided by the total instead. So the gradients of large scores are as accurate as
-    their differences. With `guard`, keys and values without mass need not be finite.
+    their differences. Wide points in float32 are multiplied as halves, see `upstream_halves`.
+    They need to know whether the shift is the `largest` score. Without values it need not be.
+    With `guard`, keys and values without mass need not be finite.
     """
     q, k, v, bias = inputs
-    (*batch, m, d), n, e = q.shape, k.shape[-2], v.shape[-1]
-    problems, half = prod(batch), q.dtype in HALF
-    thin = max(d, e) <= NARROW
-    wanted = [want and problems * m * n > 0 for want in wanted]
+    m, n, d, e = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+    half, thin = q.dtype in HALF, max(d, e) <= NARROW
     grads: list[Tensor | None] = [None] * 4
+    wanted = [want and prod(q.shape[:-2]) * m * n > 0 for want in wanted]
     if not any(wanted):
         return grads
-    if guard and not thin:
+    if guard and half and not thin:
         k, v = without_dead(k, v, bias)
         inputs = (q, k, v, bias)
-    g, slope, offset = _upstream(result, *upstream, divide=thin or not half, negative=not thin)
-    given: tuple[Any, ...] = inputs
-    sizes: tuple[Any, ...] = (m, n, q.shape[1], factor)
     if known is None:
-        known = ready(q, k, v, bias, timed=clock is not None, values=False)
+        known = ready(q, k, v, bias, timed=clock is not None, values=not half)
     found, high, low = known
+    if thin or half:
+        handed = _upstream(result, *upstream, thin=thin)
+    else:
+        size, first = tile_of("keys", d, e, half=False).rows, largest and e > 0
+        handed = _upstream_halves(result, upstream, found, factor, size, largest=first)
+    g = handed[0][1]
+    operands: tuple[Any, ...] = (*high, bias, *low, found)
+    sizes: tuple[Any, ...] = (m, n, q.shape[1], factor, 1.0)
     if thin:
         (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias if guard else None)
-        given = (q, k, v, bias)
-        steps = tuple(map(strides, (*given, g)))
-    else:
-        given, sizes = (*inputs, high[0], low[0], high[1], low[1], found), (*sizes, 1.0)
-        steps = tuple(map(strides, (*inputs, g, *high[:2])))
-    ranks, kind = None if clock is None else clock.ranks, _kind_of_ends(found, clock)
-    group = GROUP if thin else 1
-    padded: dict[str, Any] = dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half)
-    widths: dict[str, Any] = dict(D=d, E=e) | ({} if thin else padded)
-    dtype = q.dtype if half else torch.float32
+        operands, handed, sizes = (q, k, v, bias), [(x[0], g, x[2]) for x in handed], sizes[:4]
+    shared = _Shared(inputs, operands, handed, sizes, found, clock)
     if wanted[0]:
-        tile = tile_of("queries", d, e, half=half)
-        parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
-        made = room(parts, q.shape, dtype, q.device)
-        ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
-        if parts == 1 and clock is None and hopper.takes_gradient("queries", inputs, g):
-            hopper.queries(inputs, g, (offset, slope), ends, factor, made)
-        else:
-            run = narrow.backward_queries if thin else wide_backward.queries
-            run[-(-m // tile.rows) * problems, parts](
-                *given, ranks, ends, offset, g, slope, made, *sizes, *steps,
-                ENDS=kind, **widths, **_options(tile, thin, n % tile.columns == 0),
-            )  # fmt: skip
-        grads[0] = summed(made, parts, q.dtype)
+        grads[0] = _gradient_of_queries(shared)
     if any(wanted[1:]):
-        tile = tile_of("keys", d, e, half=half)
-        parts = split(q, problems * -(-n // tile.columns), m, group * tile.rows)
-        shapes = [(*batch, n, d), (*batch, n, e), (*batch, n)]
-        needed = (wanted[1], wanted[2] and e > 0, True)
-        several = [
-            room(parts, shape if want else (0,), t, q.device)
-            for shape, want, t in zip(shapes, needed, (dtype, dtype, torch.float32), strict=True)
-        ]
-        starts = found if clock is None else clock.starts(group * tile.rows, tile.columns)
-        if parts == 1 and clock is None and hopper.takes_gradient("keys", inputs, g):
-            hopper.keys(inputs, g, (offset, slope), starts, factor, several, needed[:2])
-        else:
-            run = narrow.backward_keys if thin else wide_backward.keys
-            run[-(-n // tile.columns) * problems, parts](
-                *given, ranks, starts, offset, g, slope, *several, *sizes, *steps,
-                ENDS=kind, POINTS=needed[0], VALUES=needed[1],
-                **widths, **_options(tile, thin, m % tile.rows == 0),
-            )  # fmt: skip
-        grads[1:] = [
-            summed(x, parts, y.dtype) if want else None
-            for x, y, want in zip(several, inputs[1:], needed, strict=True)
-        ]
+        grads[1:] = _gradients_of_keys(shared, wanted[1:])
     return grads
+
+
+class _Shared(NamedTuple):
+    """What the kernels of both sides are given.
+
+    Args:
+        inputs: queries, keys, values, biases.
+        operands: the same as kernels take them, low halves, and the survey.
+        handed: what is handed on to the kernel of queries, and to that of keys.
+        sizes: numbers of queries, of keys and of heads, and factors.
+        found: the survey, if there is one.
+        clock: times.
+    """
+
+    inputs: Inputs
+    operands: tuple[Any, ...]
+    handed: Handed
+    sizes: tuple[Any, ...]
+    found: Tensor | None
+    clock: Clock | None
+
+    @property
+    def steps(self) -> tuple[tuple[int, ...], ...]:
+        """Strides of queries, keys, values, biases and upstream gradients."""
+        return tuple(map(strides, (*self.operands[:4], self.handed[0][1])))
+
+    def gluon(self, which: hopper.Gradient, parts: int) -> bool:
+        """Whether a gradient is faster in Gluon."""
+        alone = parts == 1 and self.clock is None
+        return alone and hopper.takes_gradient(which, self.inputs, self.handed[0][1])
+
+    def options(self, tile: Tile, even: bool) -> dict[str, Any]:
+        """Arguments of a kernel that it is compiled for."""
+        (q, _, v, _), thin = self.inputs, len(self.sizes) == 4
+        d, e = q.shape[-1], v.shape[-1]
+        widths: dict[str, Any] = dict(D=d, E=e, ENDS=_kind_of_ends(self.found, self.clock))
+        if not thin:
+            split = q.dtype not in HALF
+            widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=split)
+        return widths | _options(tile, thin, even)
+
+
+def _gradient_of_queries(shared: _Shared) -> Tensor:
+    """The gradient in queries, by a loop over keys."""
+    q, k, v, _ = shared.inputs
+    m, n, problems = q.shape[-2], k.shape[-2], prod(q.shape[:-2])
+    half, thin = q.dtype in HALF, len(shared.sizes) == 4
+    tile, group = tile_of("queries", q.shape[-1], v.shape[-1], half=half), GROUP if thin else 1
+    parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
+    made = room(parts, q.shape, q.dtype if half else torch.float32, q.device)
+    clock, handed = shared.clock, shared.handed[0]
+    ends = shared.found if clock is None else clock.ends(tile.rows, group * tile.columns)
+    if shared.gluon("queries", parts):
+        hopper.queries(shared.inputs, handed[1], handed[:3:2], ends, shared.sizes[3], made)
+    else:
+        run = narrow.backward_queries if thin else wide_backward.queries
+        run[-(-m // tile.rows) * problems, parts](
+            *shared.operands, None if clock is None else clock.ranks, ends, *handed, made,
+            *shared.sizes, *shared.steps, **shared.options(tile, n % tile.columns == 0),
+        )  # fmt: skip
+    return summed(made, parts, q.dtype)
+
+
+def _gradients_of_keys(shared: _Shared, wanted: list[bool]) -> list[Tensor | None]:
+    """The gradients in keys, values and biases, by a loop over queries."""
+    q, k, v, bias = shared.inputs
+    (*batch, n, d), m, e = k.shape, q.shape[-2], v.shape[-1]
+    problems, half, thin = prod(batch), q.dtype in HALF, len(shared.sizes) == 4
+    tile, group = tile_of("keys", d, e, half=half), GROUP if thin else 1
+    parts = split(q, problems * -(-n // tile.columns), m, group * tile.rows)
+    dtype = q.dtype if half else torch.float32
+    needed = (wanted[0], wanted[1] and e > 0, True)
+    several = [
+        room(parts, x.shape if want else (0,), t, q.device)
+        for x, want, t in zip((k, v, bias), needed, (dtype, dtype, torch.float32), strict=True)
+    ]
+    clock, handed = shared.clock, shared.handed[1]
+    starts = shared.found if clock is None else clock.starts(group * tile.rows, tile.columns)
+    if shared.gluon("keys", parts):
+        pair, more = handed[:3:2], needed[:2]
+        hopper.keys(shared.inputs, handed[1], pair, starts, shared.sizes[3], several, more)
+    else:
+        run = narrow.backward_keys if thin else wide_backward.keys
+        for turn in _turns(needed, max(d, e), half=half):
+            run[-(-n // tile.columns) * problems, parts](
+                *shared.operands, None if clock is None else clock.ranks, starts, *handed,
+                *several, *shared.sizes, *shared.steps, **turn,
+                **shared.options(tile, m % tile.rows == 0),
+            )  # fmt: skip
+    return [
+        summed(x, parts, y.dtype) if want else None
+        for x, y, want in zip(several, (k, v, bias), needed, strict=True)
+    ]
+
+
+def _turns(needed: tuple[bool, bool, bool], width: int, *, half: bool) -> list[dict[str, bool]]:
+    """Which gradients of keys, values and bias are found together, as arguments of a kernel."""
+    points, values, _ = needed
+    turn = dict(POINTS=points, VALUES=values)
+    if width <= NARROW:
+        return [turn]
+    if half or width <= TOGETHER or not values:
+        return [turn | dict(BIAS=True)]
+    return [turn | dict(VALUES=False, BIAS=True), turn | dict(POINTS=False, BIAS=False)]
 
 
 def _kind_of_ends(found: Tensor | None, clock: Clock | None) -> int:
@@ -218,20 +293,42 @@ def _room(q: Tensor, shape: tuple[int, ...], width: int, dtype: torch.dtype) -> 
     return Reduced(q.new_empty(*shape, width, dtype=dtype), *rows)
 
 
-def _upstream(
-    result: Reduced, d_out: Tensor, d_log: Tensor, *, divide: bool, negative: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What each query hands on: a gradient, a summand or its negative, an offset of scores."""
+def _upstream(result: Reduced, d_out: Tensor, d_log: Tensor, *, thin: bool) -> Handed:
+    """What each query hands on: an offset of scores, a gradient, a summand or its negative."""
     (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
-    g = d_out.new_empty(d_out.shape, dtype=torch.float32 if divide else d_out.dtype)
+    g = d_out.new_empty(d_out.shape, dtype=torch.float32 if thin else d_out.dtype)
     slope, offset = torch.empty_like(result.peak), torch.empty_like(result.peak)
     size = max(1, 4096 // width)
     survey_programs.upstream[(-(-m // size) * prod(batch),)](
         result.out, result.peak, result.total, d_out, d_log, g, slope, offset, m, batch[1],
-        strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=divide,
-        NEGATIVE=negative,
+        strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size, DIVIDE=thin,
     )  # fmt: skip
-    return g, slope, offset
+    return [(offset, g, slope) if thin else (offset, g, slope, None, None, None)] * 2
+
+
+def _upstream_halves(
+    result: Reduced, upstream: tuple[Tensor, Tensor], found: Tensor | None, factor: float,
+    size: int, *, largest: bool,
+) -> Handed:  # fmt: skip
+    """The same in halves: an offset, a gradient, a summand, the low half of the gradient, units.
+
+    The kernel of keys has a unit for `size` queries.
+    """
+    d_out, d_log = upstream
+    (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
+    high, low = (
+        d_out.new_empty(*batch, m, width if e else 0, dtype=torch.float16) for _ in range(2)
+    )
+    blocks = -(-m // size) * prod(batch)
+    rows, units = d_out.new_empty(5, *batch, m), d_out.new_empty(blocks)
+    survey_programs.upstream_halves[(blocks,)](
+        result.out, result.peak, result.total, d_out, d_log, found, high, low, rows, units, m,
+        batch[1], factor, strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size,
+        LARGEST=largest,
+    )  # fmt: skip
+    slope, offset, unit, fit_queries, fit_keys = rows
+    first = (offset, high, slope, low)
+    return [(*first, fit_queries, unit), (*first, fit_keys, units)]
 
 
 def _options(tile: Tile, thin: bool, even: bool) -> dict[str, Any]:

@@ -59,10 +59,27 @@ HALF_TILES: dict[Pass, dict[int, Tile]] = {
 SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
     "log": {16: Tile(64, 128, 4, 3), 64: Tile(128, 128, 4, 2), 256: Tile(64, 32, 4, 2)},
     "forward": {16: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 256: Tile(64, 32, 4, 2)},
-    "queries": {64: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
-    "keys": {64: Tile(32, 64, 4, 2), 256: Tile(32, 32, 4, 1)},
+    "queries": {
+        16: Tile(64, 64, 4, 3),
+        32: Tile(64, 64, 4, 2),
+        64: Tile(128, 64, 8, 3),
+        128: Tile(128, 32, 8, 2),
+        256: Tile(64, 32, 4, 1),
+    },
+    "keys": {
+        32: Tile(64, 64, 4, 3),
+        64: Tile(64, 64, 4, 2),
+        128: Tile(32, 128, 8, 2),
+        256: Tile(32, 64, 4, 1),
+    },
 }
 """For wide points in float32, which are split into halves."""
+
+TOGETHER = 64
+"""Up to this width one kernel finds gradients of keys and of values, in float32.
+
+Registers do not suffice above, and scores are formed twice.
+"""
 
 HOPPER_WIDTHS = range(17, 65)
 """Widths at which the kernel in Gluon is faster."""

@@ -193,15 +193,34 @@ def highest_bias(survey, z):
 
 @triton.jit
 def exponent_of_halves(bits):
-    r"""$e$ with which numbers are multiplied by $2^e$ before they are split into halves."""
-    return tl.minimum(tl.maximum(141 - ((bits >> 23) & 255), -112), 112)
+    r"""$e$ with which numbers are multiplied by $2^e$ before they are split into halves.
+
+    The bits are those of the largest one. Zeros are split as if it were 1.
+    """
+    return tl.where(bits == 0, 14, tl.minimum(tl.maximum(141 - ((bits >> 23) & 255), -112), 112))
+
+
+@triton.jit
+def power(exponent):
+    """The power of 2 with this exponent, or with the nearest one that float32 has."""
+    exponent = tl.minimum(tl.maximum(exponent, -126), 127)
+    return ((127 + exponent) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exponent_above(x):
+    """The smallest exponent from -100 to 100 of a power of 2 above numbers that are not negative.
+
+    It is 100 for larger ones, for infinity and for NaN.
+    """
+    exponent = ((x.to(tl.int32, bitcast=True) >> 23) & 255) - 126
+    return tl.minimum(tl.maximum(exponent, -100), 100)
 
 
 @triton.jit
 def scale_of_halves(survey, z, which):
     r"""$2^{-e}$ of the queries (0), keys (1) or values (2)."""
-    exponent = exponent_of_halves(tl.load(survey + z * FIELDS + which))
-    return ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    return power(-exponent_of_halves(tl.load(survey + z * FIELDS + which)))
 
 
 @triton.jit
@@ -211,6 +230,13 @@ def share(first, last, part, parts, STEP: tl.constexpr):
     first = first + part * step
     last = tl.maximum(first, tl.minimum(last, first + step))
     return first, first + (last - first) // STEP * STEP, last
+
+
+@triton.jit
+def in_halves(x):
+    """Two float16 numbers whose sum is nearly `x`, which is at most 65504 in size."""
+    high = x.to(tl.float16)
+    return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit

@@ -12,12 +12,18 @@ from .parts import (
     FIELDS,
     HIGHEST,
     LN2,
+    LOG2E,
     LONGEST,
     block,
+    exponent_above,
     exponent_of_halves,
+    highest_bias,
+    in_halves,
     numbers,
     placed,
+    power,
     problem,
+    scale_of_halves,
 )
 
 
@@ -116,12 +122,18 @@ def _halved(
     some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
     if b is not None:
         some = _live(problem(b, z, H, sb), start, N, sb[2], some, SIZE)
-    y = some * ((exponent_of_halves(bits) + 127) << 23).to(tl.float32, bitcast=True)
-    h = y.to(tl.float16)
     i = start + tl.arange(0, SIZE)
-    at = ((z.to(tl.int64) * length + i) * PADDED)[:, None] + tl.arange(0, PADDED)[None, :]
-    tl.store(high + at, h, mask=(i < length)[:, None])
-    tl.store(low + at, (y - h.to(tl.float32)).to(tl.float16), mask=(i < length)[:, None])
+    rows = z.to(tl.int64) * length + i
+    _store_halves(some * power(exponent_of_halves(bits)), high, low, rows, i < length)
+
+
+@triton.jit
+def _store_halves(x, high, low, rows, there):
+    """Write the halves of some rows."""
+    at = rows[:, None] * x.shape[1] + tl.arange(0, x.shape[1])[None, :]
+    some, rest = in_halves(x)
+    tl.store(high + at, some, mask=there[:, None])
+    tl.store(low + at, rest, mask=there[:, None])
 
 
 @triton.jit
@@ -203,18 +215,14 @@ def without_dead(
 
 
 @triton.jit
-def upstream(
-    out, peak, total, d_out, d_log, g, slope, offset, M, H, so, sl,
-    E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, DIVIDE: tl.constexpr,
-    NEGATIVE: tl.constexpr,
+def _handed_on(
+    out, peak, total, d_out, d_log, z, place, M, H, so, sl,
+    E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    r"""What each query hands on in the backward pass: a gradient, a summand, an offset of scores.
+    r"""$o'$ and $c=\ell'-\langle o',o\rangle$ of some queries, zeros where no mass is seen.
 
-    With $c=\ell'-\langle o',o\rangle$ they are $o'$, $c$ and the log-integral; or, with `DIVIDE`,
-    $o'$ and $c$ over the total, and the shift of the scores; `NEGATIVE` gives $-c$. A query
-    that sees no mass hands on zeros, and its weights relative to infinity are zeros.
+    Then the offset of the scores, infinite there, and the sum of weights relative to it, 1 there.
     """
-    z, place, _ = placed(M, SIZE)
     i = place * SIZE + tl.arange(0, SIZE)
     there = i < M
     row = z.to(tl.int64) * M + i
@@ -224,26 +232,116 @@ def upstream(
     sums = tl.where(seen, sums, 1.0)
     c = tl.load(problem(d_log, z, H, sl) + i.to(tl.int64) * sl[2], mask=there, other=0.0)
     c = c.to(tl.float32)
+    wide = c
     if E > 0:
         mine = block(problem(d_out, z, H, so), place * SIZE, M, so, E, E_PAD, SIZE, True)
-        mine = tl.where(seen[:, None], mine, 0.0)
+        wide = tl.where(seen[:, None], mine, 0.0).to(tl.float32)
         e = tl.arange(0, E_PAD)
         at, mask = row[:, None] * E + e[None, :], there[:, None] & (e < E)[None, :]
         mean = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
-        wide = mine.to(tl.float32)
         c -= tl.sum(wide * mean, 1)
-        if DIVIDE:
-            wide = wide / sums[:, None]
-        tl.store(g + at, wide.to(g.dtype.element_ty), mask=mask)
-    c = tl.where(seen, c, 0.0)
+    return wide, tl.where(seen, c, 0.0), tl.where(seen, top, float("inf")), sums
+
+
+@triton.jit
+def upstream(
+    out, peak, total, d_out, d_log, g, slope, offset, M, H, so, sl,
+    E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    r"""What each query hands on in the backward pass: a gradient, a summand, an offset of scores.
+
+    With $c=\ell'-\langle o',o\rangle$ they are $o'$, $-c$ and the log-integral; or, with `DIVIDE`,
+    $o'$ and $c$ over the total, and the shift of the scores. A query that sees no mass hands on
+    zeros, and its weights relative to infinity are zeros.
+    """
+    z, place, _ = placed(M, SIZE)
+    wide, c, top, sums = _handed_on(
+        out, peak, total, d_out, d_log, z, place, M, H, so, sl, E, E_PAD, SIZE
+    )
+    i = place * SIZE + tl.arange(0, SIZE)
+    there = i < M
+    row = z.to(tl.int64) * M + i
     if DIVIDE:
         c = c / sums
     else:
-        top += tl.log2(sums)
-    if NEGATIVE:
-        c = -c
+        c, top = -c, top + tl.log2(sums)
+    if E > 0:
+        if DIVIDE:
+            wide = wide / sums[:, None]
+        e = tl.arange(0, E_PAD)
+        mask = there[:, None] & (e < E)[None, :]
+        tl.store(g + row[:, None] * E + e[None, :], wide.to(g.dtype.element_ty), mask=mask)
     tl.store(slope + row, c, mask=there)
-    tl.store(offset + row, tl.where(seen, top, float("inf")), mask=there)
+    tl.store(offset + row, top, mask=there)
+
+
+@triton.jit
+def upstream_halves(
+    out, peak, total, d_out, d_log, survey, high, low, rows, block_units, M, H, factor, so, sl,
+    E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    r"""What each query hands on in the backward pass if all products are those of float16 halves.
+
+    With $g_i$ and $\delta_i$ the upstream gradient and $-c_i$ over the total, and with weights
+    $p_{ij}$ relative to the shift, the gradient in a score is
+    $p_{ij}(\langle g_i,v_j\rangle-\delta_i)$. Its factors have bounds that are powers of 2:
+    $2^{x_i}$ is above $|g_i|\max_j|v_j|+|\delta_i|$, and $2^{y_i}$ is above $p_{ij}$. It is 1 if
+    the shift is the largest score (`LARGEST`), else above the total, or above what the lengths of
+    points and the highest bias allow.
+
+    So $2^{15-x_i-y_i}$ times the gradient is at most $2^{15}$ in size, and halves of it
+    lose only what is below $2^{-25}$. In sums over queries all terms need the same power,
+    here the one of the largest $x_i+y_i=w$ in a block of `SIZE` queries. Written are
+
+    - the halves of $2^{28-x_i-e}g_i$, at most $2^{14}$, with the $e$ of the halves of values,
+    - the rows $2^{-x_i}\delta_i$, the shift, $2^{x_i+y_i-15}$, $2^{15-y_i}$ and $2^{x_i+15-w}$,
+    - and $2^{w-15}$ for each block.
+
+    A query that sees no mass hands on zeros, and its weights relative to infinity are zeros.
+    """
+    z, place, blocks = placed(M, SIZE)
+    wide, c, top, sums = _handed_on(
+        out, peak, total, d_out, d_log, z, place, M, H, so, sl, E, E_PAD, SIZE
+    )
+    i = place * SIZE + tl.arange(0, SIZE)
+    there = i < M
+    row = z.to(tl.int64) * M + i
+    delta = -c / sums
+    bound = tl.abs(delta)
+    back = 1.0
+    if E > 0:
+        wide = wide / sums[:, None]
+        back = scale_of_halves(survey, z, 2)
+        most = tl.load(survey + z * FIELDS + 2).to(tl.float32, bitcast=True)
+        square = tl.load(survey + z * FIELDS + LONGEST + 2).to(tl.float32, bitcast=True)
+        fits = (square > 1e-30) & (square < 1e38)
+        longest = tl.where(fits, tl.sqrt(square), most * 16.0)
+        size = exponent_above(tl.max(tl.abs(wide), 1))
+        scaled = wide * power(-size)[:, None]
+        length = tl.sqrt(tl.sum(scaled * scaled, 1)) * power(size)
+        bound += length * tl.maximum(longest, back * 16384.0)
+    x = exponent_above(bound)
+    y = tl.zeros([SIZE], tl.int32)
+    if not LARGEST:
+        longest = survey + z * FIELDS + LONGEST
+        square = tl.load(longest).to(tl.float32, bitcast=True)
+        others = tl.load(longest + 1).to(tl.float32, bitcast=True)
+        score = tl.abs(factor) * LOG2E * tl.sqrt(square) * tl.sqrt(others)
+        # A product that overflowed says nothing. Rounding is less than the added 1.
+        most = tl.where(score < 1e4, score + highest_bias(survey, z) - top + 1.0, 100.0)
+        allowed = tl.ceil(tl.maximum(tl.minimum(most, 100.0), -100.0)).to(tl.int32)
+        y = tl.minimum(exponent_above(sums), allowed)
+    highest = tl.max(tl.where(there, x + y, -200), 0)
+    if E > 0:
+        scaled = wide * power(-x)[:, None] * back * 268435456.0
+        _store_halves(scaled, high, low, row, there)
+    count = M * (tl.num_programs(0) // blocks).to(tl.int64)
+    tl.store(rows + row, delta * power(-x), mask=there)
+    tl.store(rows + count + row, top, mask=there)
+    tl.store(rows + 2 * count + row, power(x + y - 15), mask=there)
+    tl.store(rows + 3 * count + row, power(15 - y), mask=there)
+    tl.store(rows + 4 * count + row, power(x + 15 - highest), mask=there)
+    tl.store(block_units + tl.program_id(0), power(highest - 15))
 
 
 @triton.jit
