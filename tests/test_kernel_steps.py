@@ -269,6 +269,64 @@ def test_gradients_by_one_pass(width, large, monkeypatch):
     assert found < 2 * error(gradients("triton", torch.float32)) + 3e-7
 
 
+RECORDED = {
+    "dead atoms": dict(dead=True),
+    "slack": dict(slack=(2.0, 5.0), batch=(2, 1), dead=True),
+    "symmetric": dict(symmetric=True, m=40, n=40),
+    "bfloat16": dict(dtype=torch.bfloat16),
+    "large scores": dict(scale=3.0, dead=True),
+    "far biases": dict(spread=40.0),
+}
+
+
+@pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
+def test_steps_are_recorded_and_gone_back_in_one_launch(case, monkeypatch):
+    """Gradients of wide points, log-weights, start and constants, against autograd in float64.
+
+    Two programs share columns where the device is wide enough for that.
+    """
+    given = dict(
+        m=50, n=70, batch=(2,), dead=False, slack=(math.inf, math.inf), symmetric=False,
+        scale=0.3, spread=1.0, dtype=torch.float32,
+    ) | case  # fmt: skip
+    m, n, batch, d, count = given["m"], given["n"], given["batch"], 9, 4
+    (x, log_a), (y, log_b) = (cloud(*batch, size, d, dead=given["dead"]) for size in (m, n))
+    if given["symmetric"]:
+        y, log_b = x, log_a
+    log_b = (given["spread"] * log_b).log_softmax(-1)
+    points = [t.to(given["dtype"]) for t in (x, y)]
+    start = torch.randn(*batch, n)
+    masses = torch.randn(*batch, 1), torch.randn(*batch, 1)
+    tau = [1.0 if math.isinf(r) else r / (1 + r) for r in given["slack"]]
+    numbers = [log_a, log_b, start]
+    if tau != [1.0, 1.0]:
+        numbers += [t.expand(*batch, size) for t, size in zip(masses, (m, n), strict=True)]
+    kernels, launches = pf.ops.implementation("triton"), []
+    once = kernels.adjoint_steps
+    monkeypatch.setattr(kernels, "adjoint_steps", lambda *a: launches.append(1) or once(*a))
+
+    def run(impl, dtype):
+        leaves = [t.detach().to(dtype if t.dtype == torch.float32 else t.dtype) for t in points]
+        if dtype == torch.float64:
+            leaves = [t.double() for t in leaves]
+        leaves = [t.requires_grad_() for t in (*leaves, *(t.detach().to(dtype) for t in numbers))]
+        factors = [given["scale"], *tau]
+        out, *_ = pf.sinkhorn._alternate.take_steps(
+            leaves, [], factors, given["symmetric"], impl, count
+        )
+        live = log_b != -torch.inf
+        upstream = torch.linspace(-1, 2, out.numel()).sin().view_as(out).to(dtype) * live
+        return [out.detach()[live], *torch.autograd.grad(out, leaves, upstream)]
+
+    exact, found = run("streamed", torch.float64), run("triton", torch.float32)
+    assert launches == [1]
+    size = max(t.norm() for t in exact[3:])
+    eps = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[given["dtype"]]
+    for e, f in zip(exact, found, strict=True):
+        most = eps if f.dtype == torch.bfloat16 else 1e-5
+        assert (f.double() - e).norm() <= most * max(e.norm(), 1e-2 * size)
+
+
 def test_where_steps_are_not_one_launch():
     scores, marginals = problem(cloud(6, 2), cloud(5, 2))
 

@@ -32,6 +32,7 @@ A symmetric step is $G^t=(G^{t-1}+F^t)/2$. It has no $Q^t$, and no gradient in $
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -55,6 +56,9 @@ MOST_TERMS = 64
 Pair = tuple[Tensor, Tensor]
 """A tensor of the queries and one of the keys, or two summands."""
 
+Read = Callable[[], list[float]]
+"""Reads numbers from the device."""
+
 
 class Steps:
     r"""The inputs of the steps, prepared for the reductions.
@@ -73,17 +77,30 @@ class Steps:
     ) -> None:  # fmt: skip
         q, k, self.log_a, self.log_b, self.start, *constants = inputs
         self.points, self.constants = (q, k), constants or (0.0, 0.0)
-        scale, *self.damping = factors
+        self.scale, *self.damping = factors
         self.symmetric, self.reductions = symmetric, ops.implementation(impl)
-        clock = (times[0], times[1]) if times else None
-        self._sides = [self.reductions.ready((q, k), self.log_b, scale, clock)]
-        if not symmetric:
-            back = None if clock is None else reversed_order(clock)
-            self._sides.append(self.reductions.ready((k, q), self.log_a, scale, back))
+        self._clock = (times[0], times[1]) if times else None
+        self._sides = dict[int, Any]()
+
+    def in_one_launch(self, count: int) -> bool:
+        """Whether there are kernels that take so many steps, and go back through them."""
+        if self.reductions.__name__ != ops.implementation("triton").__name__ or self._clock:
+            return False
+        return self.reductions.has_recorded_steps(*self.points, self.log_a, count)
+
+    def _side(self, side: int) -> Any:
+        """What the reductions need of the points, found once."""
+        if side not in self._sides:
+            (q, k), logs, clock = self.points, (self.log_b, self.log_a)[side], self._clock
+            points = (q, k) if side == 0 else (k, q)
+            if side == 1 and clock is not None:
+                clock = reversed_order(clock)
+            self._sides[side] = self.reductions.ready(points, logs, self.scale, clock)
+        return self._sides[side]
 
     def log_integral_parts(self, side: int, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """$R$ (side 0) or $C$ (side 1), and two summands of it."""
-        return self.reductions.log_integral_parts(self._sides[side], bias)
+        return self.reductions.log_integral_parts(self._side(side), bias)
 
     def vjp(
         self, side: int, kept: tuple[Tensor, Pair], c: Tensor, factors: Pair | None,
@@ -104,7 +121,7 @@ class Steps:
         turn = lambda two: two if side == 0 else (two[1], two[0])
         of_both = None if factors is None else turn(factors)
         *found, of_bias = self.reductions.vjp(
-            self._sides[side], *kept, c, of_both, [*turn(wanted[:2]), wanted[2]]
+            self._side(side), *kept, c, of_both, [*turn(wanted[:2]), wanted[2]]
         )
         return [*turn(found), of_bias]
 
@@ -124,46 +141,66 @@ def adjoint(
         grad: $u^K$.
         wanted: whether gradients in queries and in keys are.
     """
-    terms, (tau_a, tau_b) = _Terms(steps, record), steps.damping
-    groups = terms.groups() if any(wanted) else []
-    alone = {group.start for group in groups if group.stop - group.start == 1}
+    terms = _Terms(steps, record)
     points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in steps.points]
-    factors = list[Pair]()
 
     def add(found: list[Any]) -> None:
         """Add some terms to the gradients in the points, as far as they are wanted."""
         points[:] = [x if y is None else x + y for x, y in zip(points, found, strict=True)]
 
-    def back(term: int, c: Tensor) -> Tensor:
-        """The gradient of a term in its bias; a term without a group adds that in the points."""
-        want = wanted if term in alone else [False, False]
+    together = steps.in_one_launch(terms.steps)
+    distances = terms.distances() if any(wanted) else None  # read while the device works on
+    if together:
+        u, x = steps.reductions.adjoint_steps(
+            steps.points, record, grad, steps.scale, steps.damping, steps.symmetric
+        )
+        x = u[1:] / 2 if steps.symmetric else x
+        groups = terms.groups(distances) if any(wanted) else []
+    else:
+        groups = terms.groups(distances) if any(wanted) else []
+        alone = {group.start for group in groups if group.stop - group.start == 1}
+        of_term = lambda i: wanted if i in alone else [False, False]
+        u, x = _one_by_one(steps, terms, grad, of_term, add)
+    left, right = terms.factors(u, x)
+    for group in groups:
+        if group.stop - group.start > 1:
+            add(terms.vjp(group, left[group], right[group], wanted))
+        elif together:
+            side, kept = terms.kept(group.start)
+            c = (left if side == 0 else right)[group.start]
+            add(steps.vjp(side, kept, c, None, [*wanted, False])[:2])
+    of_rows, through_rows = x.sum(0), u[:-1].sum(0)
+    if steps.symmetric:
+        through_rows = through_rows - of_rows
+    return points, [of_rows, u[0], through_rows, u[1:].sum(0)]
+
+
+def _one_by_one(
+    steps: Steps, terms: _Terms, grad: Tensor, wanted: Callable[[int], list[bool]],
+    add: Callable[[list[Any]], None],
+) -> Pair:  # fmt: skip
+    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$, half-step by half-step.
+
+    The gradients of a term in the points are added where they are `wanted`.
+    """
+    tau_a, tau_b = steps.damping
+    us, xs, term = [grad], list[Tensor](), 0
+
+    def back(c: Tensor) -> Tensor:
+        """The gradient of the next term in its bias."""
+        nonlocal term
+        want = wanted(term)
         *found, to_bias = steps.vjp(*terms.kept(term), c, None, [*want, True])
-        if term in alone:
+        if any(want):
             add(found)
+        term += 1
         return to_bias
 
-    a, b = ((logs != -torch.inf).to(logs.dtype) for logs in (steps.log_a, steps.log_b))
-    u, of_columns, of_rows, through_rows = grad, list[Tensor](), list[Tensor](), list[Tensor]()
-    for _ in record[0]:
-        of_columns.append(u)
-        if steps.symmetric:
-            x = u = u / 2
-        else:
-            c = -tau_b * u
-            x = back(len(factors), c)
-            factors.append((a, c))
-        of_rows.append(x)
-        c = -tau_a * x
-        y = back(len(factors), c)
-        factors.append((c, b))
-        through_rows.append(y)
-        u = u + y if steps.symmetric else y
-    for group in groups:
-        if group.start not in alone:
-            left, right = (torch.stack(side) for side in zip(*factors[group], strict=True))
-            add(terms.vjp(group, left, right, wanted))
-    sums = [torch.stack(x).sum(0) for x in (of_rows, through_rows, of_columns)]
-    return points, [sums[0], u, *sums[1:]]
+    for _ in range(terms.steps):
+        xs.append(us[-1] / 2 if steps.symmetric else back(-tau_b * us[-1]))
+        y = back(-tau_a * xs[-1])
+        us.append(xs[-1] + y if steps.symmetric else y)
+    return torch.stack(us[::-1]), torch.stack(xs[::-1])
 
 
 class _Terms:
@@ -177,12 +214,13 @@ class _Terms:
     """
 
     def __init__(self, steps: Steps, record: Pair) -> None:
-        self.steps, self.unit = steps, steps.reductions.IN_BASE
+        self._steps, self.unit = steps, steps.reductions.IN_BASE
         of_queries, of_keys = ([x.flip(0) for x in kept.unbind(1)] for kept in record)
         self._kept = [(of_keys[0], of_queries[:2])]
         if not steps.symmetric:
             self._kept = [(of_queries[2], of_keys[1:]), *self._kept]
-        self.count = len(self._kept) * len(record[0])
+        self.steps = len(record[0])
+        self.count = len(self._kept) * self.steps
         self.live = torch.cat([steps.log_b, steps.log_a], -1) != -torch.inf
 
     def kept(self, term: int) -> tuple[int, tuple[Tensor, Pair]]:
@@ -193,7 +231,7 @@ class _Terms:
 
     def potentials(self, group: slice, dtype: torch.dtype) -> list[Tensor]:
         r"""$\varphi,\psi$ of some terms, in the base of the implementation."""
-        kinds, logarithm = len(self._kept), self.steps.reductions.logarithm
+        kinds, logarithm = len(self._kept), self._steps.reductions.logarithm
         first, last = group.start // kinds, -(-group.stop // kinds)
         sides = list[Pair]()
         for bias, (high, low) in self._kept:
@@ -209,32 +247,60 @@ class _Terms:
         low = x.masked_fill(~self.live, torch.inf).amin(-1, keepdim=True)
         return low, x.masked_fill(~self.live, -torch.inf).amax(-1, keepdim=True)
 
-    def groups(self) -> list[slice]:
+    def factors(self, u: Tensor, x: Tensor) -> Pair:
+        r"""$A^t$ and $B^t$ of all terms, for the adjoints of all steps."""
+        tau_a, tau_b = self._steps.damping
+        live = lambda logs, like: (logs != -torch.inf).to(like.dtype).expand(like.shape)
+        left, right = -tau_a * x.flip(0), live(self._steps.log_b, u[1:])
+        if len(self._kept) == 1:
+            return left, right
+        both = lambda *pair: torch.stack(pair, 1).flatten(0, 1)
+        return both(live(self._steps.log_a, x), left), both(-tau_b * u[1:].flip(0), right)
+
+    def groups(self, distances: Read | None) -> list[slice]:
         """Terms that follow each other, none of them far from the first, and none of them large.
 
-        Up to a constant that one side gives to the other. This waits for the device; while a CUDA
-        graph is recorded, it cannot, and every term is alone.
+        Up to a constant that one side gives to the other. This waits for the distances. Without
+        them every term is alone.
         """
-        if self.live.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if distances is None:
             return [slice(i, i + 1) for i in range(self.count)]
         starts, far = [0], 0.0
-        for i, distance in enumerate(self._distances().tolist(), start=1):
+        for i, distance in enumerate(distances(), start=1):
             far += distance
             if not far <= FAR or i - starts[-1] == MOST_TERMS:
                 starts.append(i)
                 far = 0.0
         return [slice(*ends) for ends in pairwise([*starts, self.count])]
 
+    def distances(self) -> Read | None:
+        """How far each term is from the next, without masses; infinite if one of them is large.
+
+        They are copied to the host while the device works on, and read when they are asked for.
+        None while a CUDA graph is recorded, which cannot wait.
+        """
+        if self.live.device.type != "cuda":
+            return self._distances().tolist
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        found, done = self._distances().to("cpu", non_blocking=True), torch.cuda.Event()
+        done.record()
+
+        def read() -> list[float]:
+            done.synchronize()
+            return found.tolist()
+
+        return read
+
     def _distances(self) -> Tensor:
-        """How far each term is from the next, without masses; infinite if one of them is large."""
-        dtype = self.steps.log_a.dtype
+        dtype = self._steps.log_a.dtype
         phi, psi = self.potentials(slice(0, self.count), dtype)
         whole = torch.cat([psi, -phi], -1) / self.unit
         plain = whole.clone()
         n, kinds = psi.shape[-1], len(self._kept)
-        plain[kinds - 1 :: kinds, ..., :n] -= self.steps.log_b
+        plain[kinds - 1 :: kinds, ..., :n] -= self._steps.log_b
         if kinds == 2:
-            plain[::2, ..., n:] += self.steps.log_a
+            plain[::2, ..., n:] += self._steps.log_a
         span = lambda x: torch.sub(*reversed(self._ranges(x))).flatten(1).amax(1) / 2
         low, high = self._ranges(whole)
         size = torch.maximum(high, -low).flatten(1).amax(1)
@@ -263,4 +329,4 @@ class _Terms:
         side, kept = self.kept(group.start)
         factors = (left.movedim(0, -1), right.movedim(0, -1))
         none = torch.zeros_like(kept[1][0])
-        return self.steps.vjp(side, kept, none, factors, [*wanted, False])[:2]
+        return self._steps.vjp(side, kept, none, factors, [*wanted, False])[:2]

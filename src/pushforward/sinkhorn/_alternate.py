@@ -101,6 +101,12 @@ def take_steps(
     """
     steps = Steps(inputs, times, factors, symmetric, impl)
     (tau_a, tau_b), (c_a, c_b), g = steps.damping, steps.constants, steps.start
+    if steps.in_one_launch(count):
+        constants = None if isinstance(c_a, float) else (c_a, c_b)
+        return steps.reductions.recorded_steps(
+            steps.points, (steps.log_a, steps.log_b), constants, g, steps.scale, (tau_a, tau_b),
+            count, symmetric,
+        )  # fmt: skip
     dead_a, dead_b = (logs == -torch.inf for logs in (steps.log_a, steps.log_b))
     base_a, base_b = steps.log_a + c_a, steps.log_b + c_b
     of_queries, of_keys = [], []

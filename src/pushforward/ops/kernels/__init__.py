@@ -23,7 +23,7 @@ from ._matrices import WHAT as SCALING, scale_matrices
 from ._operators import WHAT, check_device, clock_of, reduce
 from ._problem import Clock
 from ._split import columns
-from ._steps import fits, take_steps
+from ._steps import MOST, Work, adjoint_steps as run_adjoint, fits, record_steps, take_steps
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
@@ -156,19 +156,48 @@ def sinkhorn_steps(
         steps: how many, at least one.
         symmetric: whether queries are the keys, and a step is $G\leftarrow(G+F)/2$.
     """
-    numbers = [*logs, start, *(constants or ())]
-    batch = _batch(*(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers))
-    lengths = [points[0].shape[-2], points[1].shape[-2]]
-    sizes = [*lengths, lengths[1], *lengths]
-    folded = [
-        _folded_rows(t.expand(*t.shape[:-1], size), batch)
-        for t, size in zip(numbers, sizes, strict=False)
-    ]
-    both = [_folded(x, batch) for x in points]
-    out = take_steps(
-        both, folded[:2], folded[3:], folded[2], float(scale), list(damping), steps, symmetric
-    )
-    return out.reshape(*batch, lengths[1])
+    batch, work = _work(points, [*logs, start, *(constants or ())], scale, damping, symmetric)
+    out = take_steps(*work[:6], steps, symmetric)
+    return out.reshape(*batch, out.shape[-1])
+
+
+def has_recorded_steps(q: Tensor, k: Tensor, numbers: Tensor, steps: int) -> bool:
+    """Whether steps on these points can be recorded in one launch, with numbers of this dtype."""
+    single = numbers.dtype == torch.float32 and q.dtype == k.dtype in (torch.float32, *HALF)
+    return single and q.shape[-1] > NARROW and steps <= MOST and has_steps(q, k)
+
+
+def recorded_steps(
+    points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
+    scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
+) -> Three:  # fmt: skip
+    """What `sinkhorn_steps` gives, for wide points, and the record that `adjoint_steps` needs."""
+    batch, work = _work(points, [*logs, start, *(constants or ())], scale, damping, symmetric)
+    found = record_steps(work, steps)
+    out, of_queries, of_keys = (x.reshape(*x.shape[:-3], *batch, x.shape[-1]) for x in found)
+    return out, of_queries, of_keys
+
+
+def adjoint_steps(
+    points: Pair, record: Pair, grad: Tensor, scale: float, damping: tuple[float, float],
+    symmetric: bool,
+) -> Pair:  # fmt: skip
+    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$ of recorded steps, in one launch.
+
+    Args:
+        points: queries and keys.
+        record: what `recorded_steps` has recorded.
+        grad: $u^K$.
+        scale: $s$.
+        damping: $\tau_a,\tau_b$.
+        symmetric: whether steps are. There is no $x$ then.
+    """
+    batch, work = _work(points, [grad], scale, damping, symmetric)
+    two = work.start.shape[:2]
+    of_queries, of_keys = (x.reshape(*x.shape[:2], *two, x.shape[-1]) for x in record)
+    found = run_adjoint(work, (of_queries, of_keys), work.start)
+    u, x = (y.reshape(len(y), *batch, y.shape[-1]) for y in found)
+    return u, x
 
 
 def doubly_stochastic(
@@ -204,6 +233,27 @@ def _reduced(
     if len(batch) == 2:
         return out, log_z
     return out.reshape(*batch, *out.shape[-2:]), log_z.reshape(*batch, log_z.shape[-1])
+
+
+def _work(
+    points: Pair, numbers: list[Tensor], scale: float, damping: tuple[float, float],
+    symmetric: bool,
+) -> tuple[torch.Size, Work]:  # fmt: skip
+    """The leading axes of steps, and the steps with two of them.
+
+    The numbers are log-weights, a start and constants, or only one for each key.
+    """
+    batch = _batch(*(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers))
+    m, n = points[0].shape[-2], points[1].shape[-2]
+    sizes = (n,) if len(numbers) == 1 else (m, n, n, m, n)
+    folded = [
+        _folded_rows(t.expand(*t.shape[:-1], size), batch)
+        for t, size in zip(numbers, sizes, strict=False)
+    ]
+    both = [_folded(x, batch) for x in points]
+    start = folded[2] if len(folded) > 2 else folded[0]
+    work = Work(both, folded[:2], folded[3:], start, float(scale), list(damping), symmetric)
+    return batch, work
 
 
 def _batch(*shapes: torch.Size) -> torch.Size:

@@ -1,7 +1,7 @@
 """Many Sinkhorn steps in one launch, or in one for each half-step, and their operator."""
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ._operators import check_device
 from ._problem import Halves, maybe_strides, padded_width, survey
 from ._split import processors
 from ._tiles import NARROW, WidePlan, planned, wide_planned
-from .programs import steps, wide_steps
+from .programs import steps, wide_adjoint, wide_steps
 
 WHAT = "Sinkhorn steps in one launch"
 """Their name in messages."""
@@ -25,16 +25,42 @@ MOST = 1 << 16
 """Sinkhorn steps in one launch, so that meetings of programs can be counted in 32 bits."""
 
 
-def run_steps(
-    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
-    factor: float, damping: list[float], count: int, symmetric: bool,
-) -> Tensor:  # fmt: skip
-    """The potential of the keys after `count` Sinkhorn steps from `start`."""
-    launch = _narrow if points[0].shape[-1] <= NARROW else _wide
+class Work(NamedTuple):
+    r"""Steps to be taken.
+
+    Args:
+        points: queries `(b, h, m, d)` and keys.
+        logs: log-weights of both, `(b, h, m)` and `(b, h, n)`.
+        constants: $c_a,c_b$ of the same shapes; empty for zeros.
+        start: $G$ before.
+        factor: $s$.
+        damping: $\tau_a,\tau_b$.
+        symmetric: whether a step is $G\leftarrow(G+F)/2$, for queries that are the keys.
+    """
+
+    points: list[Tensor]
+    logs: list[Tensor]
+    constants: list[Tensor]
+    start: Tensor
+    factor: float
+    damping: list[float]
+    symmetric: bool
+
+    @property
+    def numbers(self) -> tuple[Tensor | None, ...]:
+        """Log-weights, constants and the start, as kernels take them."""
+        return *self.logs, *(self.constants or (None, None)), self.start
+
+
+def run_steps(work: Work, count: int) -> Tensor:
+    """The potential of the keys after `count` Sinkhorn steps."""
+    narrow = work.points[0].shape[-1] <= NARROW
     for done in range(0, count, MOST):
-        half_steps = min(count - done, MOST) * (1 if symmetric else 2)
-        start = launch(points, logs, constants, start, factor, damping, half_steps, symmetric)
-    return start
+        steps = min(count - done, MOST)
+        half_steps = steps if work.symmetric else 2 * steps
+        found = _narrow(work, half_steps) if narrow else _wide(work, half_steps)
+        work = work._replace(start=found)
+    return work.start
 
 
 def fits(q: Tensor, k: Tensor) -> bool:
@@ -42,12 +68,46 @@ def fits(q: Tensor, k: Tensor) -> bool:
     return q.shape[-1] <= NARROW or _wide_plan(q, k) is not None
 
 
-def _narrow(
-    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
-    factor: float, damping: list[float], half_steps: int, symmetric: bool,
-) -> Tensor:  # fmt: skip
+def record_steps(work: Work, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The potential after at most `MOST` steps on wide points, and a record for gradients.
+
+    The record has shapes `(count, 3, b, h, m)` and `(count, 3, b, h, n)`, with symmetric steps
+    two numbers for a query and one for a key. `sinkhorn._adjoint.adjoint` says what they are.
+    """
+    q, k = work.points
+    kinds = (2, 1) if work.symmetric else (3, 3)
+    of_queries, of_keys = (
+        q.new_empty(count, kind, *x.shape[:-1], dtype=torch.float32)
+        for kind, x in zip(kinds, (q, k), strict=True)
+    )
+    dead = work.logs[1] == -torch.inf
+    of_keys[0, 0] = (work.logs[1] + work.start).masked_fill_(dead, -torch.inf)
+    record = of_queries, of_keys
+    return _wide(work, count if work.symmetric else 2 * count, record), *record
+
+
+def adjoint_steps(work: Work, record: tuple[Tensor, Tensor], grad: Tensor) -> list[Tensor]:
+    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$ of recorded steps; `grad` is $u^K$.
+
+    With symmetric steps the second are not written.
+    """
+    (q, k), (of_queries, of_keys) = work.points, record
+    count, tasks = len(of_queries), _tasks(q, k)
+    u = grad.new_empty(count + 1, *k.shape[:-1], dtype=torch.float32)
+    x = grad.new_empty(0 if work.symmetric else count, *q.shape[:-1], dtype=torch.float32)
+    u[count] = grad
+    room = q.new_empty(tasks.rows * wide_adjoint.KEPT.value, dtype=torch.float32)
+    wide_adjoint.run[(tasks.problems * tasks.plan.programs,)](
+        *tasks.operands, of_queries, of_keys, x, u, room, tasks.shared, tasks.counters,
+        q.shape[-2], k.shape[-2], work.factor, *work.damping, count, tasks.problems,
+        tasks.plan.programs, *tasks.plan.shares, SYMMETRIC=work.symmetric, **tasks.options,
+    )  # fmt: skip
+    return [u, x]
+
+
+def _narrow(work: Work, half_steps: int) -> Tensor:
     """Points of at most `NARROW` coordinates: one launch, or one for each half-step."""
-    q, k = points
+    q, k = work.points
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, cuda = prod(batch), q.device.type == "cuda"
     plan = planned(problems, m, n, d, processors(q.device) if cuda else 1)
@@ -57,28 +117,29 @@ def _narrow(
     length = -(-m // block) * block + -(-n // block) * block
     room = q.new_empty(problems * length * (d + EXTRA), dtype=torch.float32)
     out = q.new_empty(*batch, n, dtype=torch.float32)
-    given = (q, k, *logs, *(constants or (None, None)), start)
+    given = (q, k, *work.numbers)
     layout = tuple(map(maybe_strides, given))
     tile: dict[str, Any] = dict(
-        D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, SYMMETRIC=symmetric,
+        D=d, BM=plan.rows, BN=plan.columns, GROUP=plan.group, SYMMETRIC=work.symmetric,
         num_warps=plan.warps, maxnreg=plan.registers,
     )  # fmt: skip
-    shifted = bool(constants)
+    shifted = bool(work.constants)
     if plan.programs is None:
         steps.prepare[(-(-max(m, n) // block) * problems,)](
-            *given, room, m, n, q.shape[1], factor, *layout, D=d, SHIFTED=shifted, STEP=block
-        )
+            *given, room, m, n, q.shape[1], work.factor, *layout, D=d, SHIFTED=shifted,
+            STEP=block,
+        )  # fmt: skip
         for half in range(half_steps):
             blocks = -(-(m, n)[half % 2] // plan.rows)
             steps.half_step[(blocks * problems,)](
-                room, out, m, n, *damping, int(half == half_steps - 1), TURNED=half % 2 == 1,
-                **tile,
+                room, out, m, n, *work.damping, int(half == half_steps - 1),
+                TURNED=half % 2 == 1, **tile,
             )  # fmt: skip
         return out
     alone = plan.programs == 1
     counters = q.new_zeros(0 if alone else problems, dtype=torch.int32)
     steps.run[(problems * plan.programs,)](
-        *given, out, room, counters, m, n, q.shape[1], factor, *damping, half_steps,
+        *given, out, room, counters, m, n, q.shape[1], work.factor, *work.damping, half_steps,
         plan.programs, *layout, ALONE=alone, SHIFTED=shifted, launch_cooperative_grid=not alone,
         **tile,
     )  # fmt: skip
@@ -86,11 +147,47 @@ def _narrow(
 
 
 def _wide(
-    points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
-    factor: float, damping: list[float], half_steps: int, symmetric: bool,
-) -> Tensor:  # fmt: skip
+    work: Work, half_steps: int, record: tuple[Tensor | None, Tensor | None] = (None, None)
+) -> Tensor:
     """One launch for wider points, on tensor cores."""
-    q, k = points
+    (q, k), numbers = work.points, work.numbers
+    (*batch, m, _), n = q.shape, k.shape[-2]
+    tasks = _tasks(q, k)
+    room = q.new_empty(tasks.rows * EXTRA, dtype=torch.float32)
+    out = q.new_empty(*batch, n, dtype=torch.float32)
+    wide_steps.run[(tasks.problems * tasks.plan.programs,)](
+        *tasks.operands, *numbers, out, *record, room, tasks.shared, tasks.counters, m, n,
+        q.shape[1], work.factor, *work.damping, half_steps, tasks.plan.programs,
+        *tasks.plan.shares, *map(maybe_strides, numbers), SHIFTED=bool(work.constants),
+        SYMMETRIC=work.symmetric, RECORD=record[0] is not None, **tasks.options,
+    )  # fmt: skip
+    return out
+
+
+class _Tasks(NamedTuple):
+    """How the work on wide points is shared out.
+
+    Args:
+        plan: tiles, programs and shares.
+        operands: points as tensor cores take them, their low halves, and their survey.
+        problems: how many there are.
+        rows: rows of both sides of all problems, up to whole blocks.
+        shared: room for what programs find in their shares.
+        counters: numbers of programs that have arrived, zeros.
+        options: what kernels are compiled for.
+    """
+
+    plan: WidePlan
+    operands: tuple[Tensor | None, ...]
+    problems: int
+    rows: int
+    shared: Tensor
+    counters: Tensor
+    options: dict[str, Any]
+
+
+def _tasks(q: Tensor, k: Tensor) -> _Tasks:
+    """Share out the work on these points."""
     (*batch, m, d), n = q.shape, k.shape[-2]
     problems, plan = prod(batch), _wide_plan(q, k)
     if plan is None:
@@ -103,23 +200,17 @@ def _wide(
     shares = max(2, *plan.shares)
     block = max(tile.rows, tile.columns)
     sides = [-(-size // block) * block for size in (m, n)]
-    operands = _operands(q, k, block)
-    room = q.new_empty(problems * sum(sides) * EXTRA, dtype=torch.float32)
     partial = problems * 2 * shares * max(sides) if divided else 0
-    shared = q.new_empty(partial, dtype=torch.float32)
     meetings = 1 + sum(sides) // tile.rows if divided or not alone else 0
-    counters = q.new_zeros(problems * meetings, dtype=torch.int32)
-    out = q.new_empty(*batch, n, dtype=torch.float32)
-    given = (*logs, *(constants or (None, None)), start)
-    wide_steps.run[(problems * plan.programs,)](
-        *operands, *given, out, room, shared, counters, m, n, q.shape[1], factor,
-        *damping, half_steps, plan.programs, *plan.shares, *map(maybe_strides, given),
+    options: dict[str, Any] = dict(
         D=padded_width(d), BM=tile.rows, BN=tile.columns, SHARES=shares, STAGES=tile.stages,
-        ALONE=alone, SPLIT=q.dtype not in HALF, SHIFTED=bool(constants), SYMMETRIC=symmetric,
-        num_warps=tile.warps, num_stages=tile.stages, maxnreg=plan.registers,
-        launch_cooperative_grid=not alone,
+        ALONE=alone, SPLIT=q.dtype not in HALF, num_warps=tile.warps, num_stages=tile.stages,
+        maxnreg=plan.registers, launch_cooperative_grid=not alone,
     )  # fmt: skip
-    return out
+    shared = q.new_empty(partial, dtype=torch.float32)
+    counters = q.new_zeros(problems * meetings, dtype=torch.int32)
+    operands = _operands(q, k, block)
+    return _Tasks(plan, operands, problems, problems * sum(sides), shared, counters, options)
 
 
 def _operands(q: Tensor, k: Tensor, block: int) -> tuple[Tensor | None, ...]:
@@ -157,20 +248,9 @@ def take_steps(
     points: list[Tensor], logs: list[Tensor], constants: list[Tensor], start: Tensor,
     factor: float, damping: list[float], steps: int, symmetric: bool,
 ) -> Tensor:  # fmt: skip
-    r"""The potential $G$ `(b, h, n)` after some steps from `start`.
-
-    Args:
-        points: queries `(b, h, m, d)` and keys.
-        logs: log-weights of both, `(b, h, m)` and `(b, h, n)`.
-        constants: $c_a,c_b$ of the same shapes; empty for zeros.
-        start: $G$.
-        factor: $s$.
-        damping: $\tau_a,\tau_b$.
-        steps: at least one.
-        symmetric: whether a step is $G\leftarrow(G+F)/2$, for queries that are the keys.
-    """
+    """The potential of the keys after at least one step; the arguments are those of `Work`."""
     check_device(WHAT, start)
-    return run_steps(points, logs, constants, start, factor, damping, steps, symmetric)
+    return run_steps(Work(points, logs, constants, start, factor, damping, symmetric), steps)
 
 
 @take_steps.register_fake

@@ -54,7 +54,7 @@ class WideSide(NamedTuple):
 
 
 @triton.jit
-def _halves(side, start, D: tl.constexpr, SIZE: tl.constexpr, SPLIT: tl.constexpr):
+def halves_of(side, start, D: tl.constexpr, SIZE: tl.constexpr, SPLIT: tl.constexpr):
     """`SIZE` points from `start` on, and their low halves if there are any."""
     high = block(side.points, start, 0, (0, 0, D, 1), D, D, SIZE, False)
     low = high
@@ -69,7 +69,7 @@ def _scores(
     D: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Scores with the biases of some columns less a shift, in base 2."""
-    ks, ks_low = _halves(columns, j0, D, BN, SPLIT)
+    ks, ks_low = halves_of(columns, j0, D, BN, SPLIT)
     bias = tl.load(columns.numbers + j0 + tl.arange(0, BN)) - shift
     return product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor + bias[None, :]
 
@@ -117,21 +117,57 @@ def _combined(peaks, sums, i, shares, length, SHARES: tl.constexpr):
 
 
 @triton.jit
+def recorded(record, step, kind, kinds, stride):
+    """Where the numbers of one kind begin that a step records, for a problem."""
+    return record + (tl.full([], 1, tl.int64) * step * kinds + kind) * stride
+
+
+@triton.jit
+def _places(of_queries, of_keys, half, all_queries, all_keys, SYMMETRIC: tl.constexpr):
+    """Where a half-step records shifts, how far from them sums, and where biases."""
+    if SYMMETRIC:
+        sums, stride = recorded(of_queries, half, 0, 2, all_queries), all_queries
+        biases = recorded(of_keys, half + 1, 0, 1, all_keys)
+    else:
+        if half % 2 == 0:
+            sums, stride = recorded(of_queries, half // 2, 0, 3, all_queries), all_queries
+        else:
+            sums, stride = recorded(of_keys, half // 2, 1, 3, all_keys), all_keys
+        biases = sums + 2 * stride
+    return sums, stride, biases
+
+
+@triton.jit
+def _record(rows, i, there, peak, total, log, value, sums, stride, biases, final):
+    """Record the sums of some rows, and their new biases but for those after the last step.
+
+    Recorded biases are natural logarithms. Those of the next half-step are made of them again, so
+    that both are equal to the last bit.
+    """
+    tl.store(sums + i, tl.where(total == 0.0, -float("inf"), peak), mask=there)
+    tl.store(sums + stride + i, total, mask=there)
+    bias = tl.where(log == -float("inf"), log, (log + value) * LN2)
+    tl.store(rows.numbers + i, bias * LOG2E)
+    tl.store(biases + i, bias, mask=there & (final == 0))
+
+
+@triton.jit
 def _unit(
-    rows, columns, unit, shared, longest, factor, out, final,
+    rows, columns, unit, shared, longest, factor, out, final, sums, stride, biases,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHARES: tl.constexpr,
-    STAGES: tl.constexpr, SPLIT: tl.constexpr, SYMMETRIC: tl.constexpr,
+    STAGES: tl.constexpr, SPLIT: tl.constexpr, SYMMETRIC: tl.constexpr, RECORD: tl.constexpr,
 ):  # fmt: skip
     """One unit of a half-step; the last one of a block stores the new potentials.
 
     The rows of a block share a shift, the middle of their last log-integrals. Where these lie far
     apart, the largest score of each share is found instead. Minus infinity asks for that in the
-    first half-steps, and after a sum that was out of range.
+    first half-steps, and after a sum that was out of range. If there is a record, `sums` and
+    `biases` are where it has those of the rows.
     """
     place, share = unit // rows.shares, unit % rows.shares
     i = place * BM + tl.arange(0, BM)
     there = i < rows.count
-    qs, qs_low = _halves(rows, place * BM, D, BM, SPLIT)
+    qs, qs_low = halves_of(rows, place * BM, D, BM, SPLIT)
     width = tl.cdiv(tl.cdiv(columns.length, rows.shares), BN) * BN
     first = tl.minimum(share * width, columns.length)
     last = tl.minimum(first + width, columns.length)
@@ -166,25 +202,28 @@ def _unit(
                 qs, qs_low, columns, 0, columns.length, factor, D, BM, BN, STAGES, SPLIT
             )
         integral = peak + tl.log2(total)
-        kept = tl.where(again, -float("inf"), integral)
-        value = renewed(rows, columns, i, log, constant, integral, kept, 0, SYMMETRIC)
+        shift = tl.where(again, -float("inf"), integral)
+        value = renewed(rows, columns, i, log, constant, integral, shift, 0, SYMMETRIC)
+        if RECORD:
+            _record(rows, i, there, peak, total, log, value, sums, stride, biases, final)
         tl.store(out + i, value * LN2, mask=final & there)
 
 
 @triton.jit(do_not_specialize=["M", "N", "H", "half_steps", "programs", "shares_a", "shares_b"])
 def run(
     q, k, q_low, k_low, survey, log_a, log_b, constant_a, constant_b, start, out,
-    room, shared, counters, M, N, H, factor, tau_a, tau_b, half_steps, programs,
-    shares_a, shares_b, sla, slb, sca, scb, ss,
+    of_queries, of_keys, room, shared, counters, M, N, H, factor, tau_a, tau_b, half_steps,
+    programs, shares_a, shares_b, sla, slb, sca, scb, ss,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHARES: tl.constexpr,
     STAGES: tl.constexpr, ALONE: tl.constexpr, SPLIT: tl.constexpr, SHIFTED: tl.constexpr,
-    SYMMETRIC: tl.constexpr,
+    SYMMETRIC: tl.constexpr, RECORD: tl.constexpr,
 ):  # fmt: skip
     """All half-steps, by `programs` programs for each problem; `out` has the last potentials.
 
     The columns have `shares_a` shares for the rows of one side and `shares_b` for those of the
     other, at most `SHARES`. Points of width `D` have zeros behind them up to a whole number of
-    blocks of both sizes.
+    blocks of both sizes. What gradients need is recorded in `of_queries` and `of_keys` (`RECORD`),
+    as `sinkhorn._adjoint.adjoint` describes it; `of_keys` has the first biases.
     """
     STEP: tl.constexpr = BM if BM > BN else BN
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
@@ -214,13 +253,26 @@ def run(
         columns, k, log_b, constant_b, start, z, H, 1.0, None, slb, scb, ss, part, programs,
         0, True, SHIFTED, STEP,
     )  # fmt: skip
+    if RECORD:
+        problems = (tl.num_programs(0) // programs).to(tl.int64)
+        all_queries, all_keys = problems * M, problems * N
+        of_queries, of_keys = of_queries + at * M, of_keys + at * N
+        for first in tl.range(part * STEP, n_room, programs * STEP):
+            i = first + tl.arange(0, STEP)
+            bias = tl.load(of_keys + i, mask=i < N, other=-float("inf"))
+            tl.store(columns.numbers + i, bias * LOG2E)
     target = programs
     met(counter, target, ALONE)
     for half in tl.range(0, half_steps):
         for unit in tl.range(part, tl.cdiv(rows.count, BM) * rows.shares, programs):
+            sums, stride, biases = out, 0, out
+            if RECORD:
+                sums, stride, biases = _places(
+                    of_queries, of_keys, half, all_queries, all_keys, SYMMETRIC
+                )
             _unit(
                 rows, columns, unit, shared, longest, factor, out, half == half_steps - 1,
-                D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC,
+                sums, stride, biases, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC, RECORD,
             )  # fmt: skip
         target += programs
         met(counter, target, ALONE)
