@@ -441,8 +441,9 @@ def test_log_integrals_in_gluon_are_their_twins(sizes, monkeypatch):
     twin = launch.forward((q, k, k[..., :0], bias), 1.0, None).log_z
     empty = twin.isneginf()
     assert torch.equal(found.isneginf(), empty) and empty[2, 3].all() and not empty[0].any()
-    scale = 1 + twin.masked_fill(empty, 0).abs()
-    assert ((found - twin).masked_fill(empty, 0).abs() / scale).max() <= 1e-6
+    # One rounding of the largest score in each.
+    most = 2 * 2**-23 * twin[~empty].abs().max()
+    assert (found - twin).masked_fill(empty, 0).abs().max() <= most
 
 
 @pytest.mark.skipif(not ON_GPU, reason="Gluon has no interpreter")
