@@ -50,14 +50,14 @@ ROUNDING = 2.0**-19
 """The relative rounding of weights from which on every term is a group of its own: in float32
 that of potentials of size 16."""
 
+SMALL = FAR / 2
+"""Potentials of at most this size need no distances: they are near each other."""
+
 MOST_TERMS = 64
 """The largest number of terms in a group."""
 
 Pair = tuple[Tensor, Tensor]
 """A tensor of the queries and one of the keys, or two summands."""
-
-Read = Callable[[], list[float]]
-"""Reads numbers from the device."""
 
 
 class Steps:
@@ -127,8 +127,8 @@ class Steps:
 
 
 def adjoint(
-    steps: Steps, record: Pair, grad: Tensor, wanted: list[bool]
-) -> tuple[list[Tensor], list[Tensor]]:
+    steps: Steps, record: Pair, largest: Tensor, grad: Tensor, wanted: list[bool]
+) -> tuple[list[Tensor | None], list[Tensor]]:
     r"""Gradients in queries and in keys; then $\sum x^t$, $u^0$, and two sums of $u$.
 
     Of the two, the first has what reaches $G^{t-1}$ through $R^t$, and the second what reaches
@@ -138,41 +138,87 @@ def adjoint(
         steps: the steps.
         record: what was kept of them: of numbers for each query two summands of $R^t$ and the bias
             of $C^t$, of numbers for each key the bias of $R^t$ and two summands of $C^t$.
+        largest: the largest of these biases and log-integrals, in size; infinite if not known.
         grad: $u^K$.
         wanted: whether gradients in queries and in keys are.
     """
-    terms = _Terms(steps, record)
-    points = [x.new_zeros(x.shape, dtype=grad.dtype) for x in steps.points]
+    points: list[Tensor | None] = [None, None]
 
     def add(found: list[Any]) -> None:
         """Add some terms to the gradients in the points, as far as they are wanted."""
-        points[:] = [x if y is None else x + y for x, y in zip(points, found, strict=True)]
+        points[:] = [
+            x if y is None else y if x is None else x + y
+            for x, y in zip(points, found, strict=True)
+        ]
 
-    together = steps.in_one_launch(terms.steps)
-    distances = terms.distances() if any(wanted) else None  # read while the device works on
-    if together:
-        u, x = steps.reductions.adjoint_steps(
-            steps.points, record, grad, steps.scale, steps.damping, steps.symmetric
-        )
-        x = u[1:] / 2 if steps.symmetric else x
-        groups = terms.groups(distances) if any(wanted) else []
+    if steps.in_one_launch(len(record[0])):
+        u, x = _in_few_launches(steps, record, largest, grad, wanted, add)
     else:
-        groups = terms.groups(distances) if any(wanted) else []
+        terms = _Terms(steps, record)
+        groups = terms.groups() if any(wanted) else []
         alone = {group.start for group in groups if group.stop - group.start == 1}
         of_term = lambda i: wanted if i in alone else [False, False]
         u, x = _one_by_one(steps, terms, grad, of_term, add)
-    left, right = terms.factors(u, x)
-    for group in groups:
-        if group.stop - group.start > 1:
-            add(terms.vjp(group, left[group], right[group], wanted))
-        elif together:
-            side, kept = terms.kept(group.start)
-            c = (left if side == 0 else right)[group.start]
-            add(steps.vjp(side, kept, c, None, [*wanted, False])[:2])
+        left, right = terms.factors(u, x)
+        for group in groups:
+            if group.start not in alone:
+                add(terms.vjp(group, left[group], right[group], wanted))
     of_rows, through_rows = x.sum(0), u[:-1].sum(0)
     if steps.symmetric:
         through_rows = through_rows - of_rows
     return points, [of_rows, u[0], through_rows, u[1:].sum(0)]
+
+
+def _in_few_launches(
+    steps: Steps, record: Pair, largest: Tensor, grad: Tensor, wanted: list[bool],
+    add: Callable[[list[Any]], None],
+) -> Pair:  # fmt: skip
+    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$, by one launch; terms are then added."""
+    read = _read_later(largest) if any(wanted) else None
+    u, x = steps.reductions.adjoint_steps(
+        steps.points, record, grad, steps.scale, steps.damping, steps.symmetric
+    )
+    x = u[1:] / 2 if steps.symmetric else x
+    if not any(wanted):
+        return u, x
+    if read is not None and read() <= SMALL:
+        count = len(x) * (1 if steps.symmetric else 2)
+        cuts = [*range(0, count, MOST_TERMS), count]
+        for group in (slice(*ends) for ends in pairwise(cuts)):
+            factors = steps.reductions.term_factors(
+                record, (x, u[1:]), steps.damping, group, steps.symmetric
+            )
+            add(_of_factors(steps, record, group.start, factors, wanted))
+        return u, x
+    terms = _Terms(steps, record)
+    left, right = terms.factors(u, x)
+    for group in terms.groups():
+        if group.stop - group.start > 1:
+            add(terms.vjp(group, left[group], right[group], wanted))
+        else:
+            side, kept = terms.kept(group.start)
+            c = (left if side == 0 else right)[group.start]
+            add(steps.vjp(side, kept, c, None, [*wanted, False])[:2])
+    return u, x
+
+
+def _read_later(x: Tensor) -> Callable[[], float] | None:
+    """Copy a number to the host while the device works on, and read it when asked for.
+
+    None while a CUDA graph is recorded, which cannot wait.
+    """
+    if not x.is_cuda:
+        return x.item
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    found, done = x.to("cpu", non_blocking=True), torch.cuda.Event()
+    done.record()
+
+    def read() -> float:
+        done.synchronize()
+        return found.item()
+
+    return read
 
 
 def _one_by_one(
@@ -203,6 +249,25 @@ def _one_by_one(
     return torch.stack(us[::-1]), torch.stack(xs[::-1])
 
 
+def _kept(record: Pair, term: int, symmetric: bool) -> tuple[int, tuple[Tensor, Pair]]:
+    """Which side a term is from, its bias, and two summands of the log-integral."""
+    of_queries, of_keys = record
+    back, kind = divmod(term, 1 if symmetric else 2)
+    step = len(of_queries) - 1 - back
+    if symmetric or kind == 1:
+        return 0, (of_keys[step, 0], (of_queries[step, 0], of_queries[step, 1]))
+    return 1, (of_queries[step, 2], (of_keys[step, 1], of_keys[step, 2]))
+
+
+def _of_factors(
+    steps: Steps, record: Pair, term: int, factors: Pair, wanted: list[bool]
+) -> list[Any]:
+    """Gradients in the points of terms whose factors are relative to the first of them."""
+    side, kept = _kept(record, term, steps.symmetric)
+    none = torch.zeros_like(kept[1][0])
+    return steps.vjp(side, kept, none, factors, [*wanted, False])[:2]
+
+
 class _Terms:
     r"""The terms of the gradient in the scores, and their potentials $\varphi,\psi$.
 
@@ -214,7 +279,7 @@ class _Terms:
     """
 
     def __init__(self, steps: Steps, record: Pair) -> None:
-        self._steps, self.unit = steps, steps.reductions.IN_BASE
+        self._steps, self._record, self.unit = steps, record, steps.reductions.IN_BASE
         of_queries, of_keys = ([x.flip(0) for x in kept.unbind(1)] for kept in record)
         self._kept = [(of_keys[0], of_queries[:2])]
         if not steps.symmetric:
@@ -225,9 +290,7 @@ class _Terms:
 
     def kept(self, term: int) -> tuple[int, tuple[Tensor, Pair]]:
         """Which side a term is from, its bias, and two summands of the log-integral."""
-        step, kind = divmod(term, len(self._kept))
-        bias, (high, low) = self._kept[kind]
-        return len(self._kept) - 1 - kind, (bias[step], (high[step], low[step]))
+        return _kept(self._record, term, self._steps.symmetric)
 
     def potentials(self, group: slice, dtype: torch.dtype) -> list[Tensor]:
         r"""$\varphi,\psi$ of some terms, in the base of the implementation."""
@@ -257,42 +320,24 @@ class _Terms:
         both = lambda *pair: torch.stack(pair, 1).flatten(0, 1)
         return both(live(self._steps.log_a, x), left), both(-tau_b * u[1:].flip(0), right)
 
-    def groups(self, distances: Read | None) -> list[slice]:
+    def groups(self) -> list[slice]:
         """Terms that follow each other, none of them far from the first, and none of them large.
 
-        Up to a constant that one side gives to the other. This waits for the distances. Without
-        them every term is alone.
+        Up to a constant that one side gives to the other. This waits for the device; while a CUDA
+        graph is recorded, it cannot, and every term is alone.
         """
-        if distances is None:
+        if self.live.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return [slice(i, i + 1) for i in range(self.count)]
         starts, far = [0], 0.0
-        for i, distance in enumerate(distances(), start=1):
+        for i, distance in enumerate(self._distances().tolist(), start=1):
             far += distance
             if not far <= FAR or i - starts[-1] == MOST_TERMS:
                 starts.append(i)
                 far = 0.0
         return [slice(*ends) for ends in pairwise([*starts, self.count])]
 
-    def distances(self) -> Read | None:
-        """How far each term is from the next, without masses; infinite if one of them is large.
-
-        They are copied to the host while the device works on, and read when they are asked for.
-        None while a CUDA graph is recorded, which cannot wait.
-        """
-        if self.live.device.type != "cuda":
-            return self._distances().tolist
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        found, done = self._distances().to("cpu", non_blocking=True), torch.cuda.Event()
-        done.record()
-
-        def read() -> list[float]:
-            done.synchronize()
-            return found.tolist()
-
-        return read
-
     def _distances(self) -> Tensor:
+        """How far each term is from the next, without masses; infinite if one of them is large."""
         dtype = self._steps.log_a.dtype
         phi, psi = self.potentials(slice(0, self.count), dtype)
         whole = torch.cat([psi, -phi], -1) / self.unit
@@ -326,7 +371,5 @@ class _Terms:
         middle = (low + high) / 2
         left = (phi + middle).masked_fill(left == 0, 0).exp().to(left.dtype) * left
         right = (psi - middle).masked_fill(right == 0, 0).exp().to(right.dtype) * right
-        side, kept = self.kept(group.start)
         factors = (left.movedim(0, -1), right.movedim(0, -1))
-        none = torch.zeros_like(kept[1][0])
-        return self._steps.vjp(side, kept, none, factors, [*wanted, False])[:2]
+        return _of_factors(self._steps, self._record, group.start, factors, wanted)

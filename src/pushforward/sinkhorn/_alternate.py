@@ -93,11 +93,12 @@ def _wants_gradient(tensors: tuple[Tensor, ...]) -> bool:
 def take_steps(
     inputs: list[Tensor], times: list[Tensor], factors: list[float], symmetric: bool, impl: str,
     count: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Take `count` steps: the potential of the keys, and what is kept for the gradient.
 
     The other arguments are those of `Steps`. What is kept has shapes `(count, 3, *b, m)` and
     `(count, 3, *b, n)`; with symmetric steps there are two numbers for a query, one for a key.
+    Then the largest of them in size, infinite where it was not looked for.
     """
     steps = Steps(inputs, times, factors, symmetric, impl)
     (tau_a, tau_b), (c_a, c_b), g = steps.damping, steps.constants, steps.start
@@ -127,17 +128,18 @@ def take_steps(
     if not symmetric:
         g = c_b - tau_b * integral
     rows, columns = (torch.stack(x).unflatten(0, (count, -1)) for x in (of_queries, of_keys))
-    return g, rows, columns
+    return g, rows, columns, g.new_full((1,), torch.inf)
 
 
 @take_steps.register_fake
 def _(
     inputs: list[Tensor], times: list[Tensor], factors: list[float], symmetric: bool, impl: str,
     count: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     of = lambda x, *shape: x.new_empty(*shape, *x.shape)
     a, b = inputs[2:4]
-    return of(b), of(a, count, 2 if symmetric else 3), of(b, count, 1 if symmetric else 3)
+    kept = of(a, count, 2 if symmetric else 3), of(b, count, 1 if symmetric else 3)
+    return of(b), *kept, b.new_empty(1)
 
 
 @torch.library.custom_op("pushforward::recorded_steps_backward", mutates_args=())
@@ -147,8 +149,11 @@ def steps_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients in queries and keys, if `wanted`, and the sums that give all other gradients."""
     steps = Steps(inputs, times, factors, symmetric, impl)
-    points, sums = adjoint(steps, (record[0], record[1]), grad, wanted)
-    q, k = (x.to(y.dtype) for x, y in zip(points, inputs, strict=False))
+    points, sums = adjoint(steps, (record[0], record[1]), record[2], grad, wanted)
+    q, k = (
+        y.new_zeros(y.shape) if x is None else x.to(y.dtype)
+        for x, y in zip(points, inputs, strict=False)
+    )
     of_rows, start, through_rows, of_columns = (x.clone() for x in sums)
     return q, k, of_rows, start, through_rows, of_columns
 
@@ -169,7 +174,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple:
     saved = list(ctx.saved_tensors)  # asked for once, as checkpoints want it
     inputs, record, times = (
-        saved[: ctx.count], saved[ctx.count : ctx.count + 2], saved[ctx.count + 2 :],
+        saved[: ctx.count], saved[ctx.count : ctx.count + 3], saved[ctx.count + 3 :],
     )  # fmt: skip
     wanted = list(ctx.needs_input_grad[0])
     with full_precision(grad), named_errors(WHAT):

@@ -23,7 +23,15 @@ from ._matrices import WHAT as SCALING, scale_matrices
 from ._operators import WHAT, check_device, clock_of, reduce
 from ._problem import Clock
 from ._split import columns
-from ._steps import MOST, Work, adjoint_steps as run_adjoint, fits, record_steps, take_steps
+from ._steps import (
+    MOST,
+    Work,
+    adjoint_steps as run_adjoint,
+    fits,
+    record_steps,
+    take_steps,
+    term_factors as run_factors,
+)
 from ._tiles import NARROW, RADIAL_WIDTH
 
 WIDEST = 256
@@ -170,12 +178,15 @@ def has_recorded_steps(q: Tensor, k: Tensor, numbers: Tensor, steps: int) -> boo
 def recorded_steps(
     points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
     scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
-) -> Three:  # fmt: skip
-    """What `sinkhorn_steps` gives, for wide points, and the record that `adjoint_steps` needs."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What `sinkhorn_steps` gives, for wide points, and the record that `adjoint_steps` needs.
+
+    Then the largest logarithm in the record, in size, of atoms with mass.
+    """
     batch, work = _work(points, [*logs, start, *(constants or ())], scale, damping, symmetric)
-    found = record_steps(work, steps)
+    *found, largest = record_steps(work, steps)
     out, of_queries, of_keys = (x.reshape(*x.shape[:-3], *batch, x.shape[-1]) for x in found)
-    return out, of_queries, of_keys
+    return out, of_queries, of_keys, largest
 
 
 def adjoint_steps(
@@ -198,6 +209,27 @@ def adjoint_steps(
     found = run_adjoint(work, (of_queries, of_keys), work.start)
     u, x = (y.reshape(len(y), *batch, y.shape[-1]) for y in found)
     return u, x
+
+
+def term_factors(
+    record: Pair, adjoints: Pair, damping: tuple[float, float], terms: slice, symmetric: bool
+) -> Pair:
+    r"""Factors of some terms of the gradient in the scores, for `vjp`, `(..., m, terms)`.
+
+    Args:
+        record: what `recorded_steps` has recorded.
+        adjoints: for queries and keys, one number for each step.
+        damping: $\tau_a,\tau_b$.
+        terms: which, in the order of `sinkhorn._adjoint`.
+        symmetric: whether steps are.
+    """
+    batch = record[0].shape[2:-1]
+    two = (math.prod(batch[:-1]), *(batch[-1:] or (1,)))
+    kept = [x.reshape(*x.shape[:2], *two, x.shape[-1]) for x in record]
+    of_steps = [x.reshape(len(x), *two, x.shape[-1]) for x in adjoints]
+    both = ((kept[0], kept[1]), (of_steps[0], of_steps[1]))
+    left, right = run_factors(*both, list(damping), terms, symmetric)
+    return left.reshape(*batch, *left.shape[2:]), right.reshape(*batch, *right.shape[2:])
 
 
 def doubly_stochastic(

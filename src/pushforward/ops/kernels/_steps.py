@@ -21,6 +21,9 @@ WHAT = "Sinkhorn steps in one launch"
 EXTRA = steps.EXTRA.value
 """Numbers that are kept for a point beside its coordinates."""
 
+TERM_ROWS = 64
+"""Points of which a program forms the factors."""
+
 MOST = 1 << 16
 """Sinkhorn steps in one launch, so that meetings of programs can be counted in 32 bits."""
 
@@ -68,11 +71,12 @@ def fits(q: Tensor, k: Tensor) -> bool:
     return q.shape[-1] <= NARROW or _wide_plan(q, k) is not None
 
 
-def record_steps(work: Work, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def record_steps(work: Work, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The potential after at most `MOST` steps on wide points, and a record for gradients.
 
     The record has shapes `(count, 3, b, h, m)` and `(count, 3, b, h, n)`, with symmetric steps
-    two numbers for a query and one for a key. `sinkhorn._adjoint.adjoint` says what they are.
+    two numbers for a query and one for a key. `sinkhorn._adjoint.adjoint` says what they are. Then
+    the largest of their biases and log-integrals, in size.
     """
     q, k = work.points
     kinds = (2, 1) if work.symmetric else (3, 3)
@@ -82,8 +86,10 @@ def record_steps(work: Work, count: int) -> tuple[Tensor, Tensor, Tensor]:
     )
     dead = work.logs[1] == -torch.inf
     of_keys[0, 0] = (work.logs[1] + work.start).masked_fill_(dead, -torch.inf)
-    record = of_queries, of_keys
-    return _wide(work, count if work.symmetric else 2 * count, record), *record
+    largest = q.new_zeros(1, dtype=torch.int32)
+    record = of_queries, of_keys, largest
+    out = _wide(work, count if work.symmetric else 2 * count, record)
+    return out, of_queries, of_keys, largest.view(torch.float32)
 
 
 def adjoint_steps(work: Work, record: tuple[Tensor, Tensor], grad: Tensor) -> list[Tensor]:
@@ -103,6 +109,28 @@ def adjoint_steps(work: Work, record: tuple[Tensor, Tensor], grad: Tensor) -> li
         tasks.plan.programs, *tasks.plan.shares, SYMMETRIC=work.symmetric, **tasks.options,
     )  # fmt: skip
     return [u, x]
+
+
+def term_factors(
+    record: tuple[Tensor, Tensor], adjoints: tuple[Tensor, Tensor], damping: list[float],
+    terms: slice, symmetric: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The factors of some terms for queries and for keys, `(b, h, m, terms)`; see `adjoint`.
+
+    They are relative to the potentials of the first of these terms.
+    """
+    count, each = terms.stop - terms.start, 1 if symmetric else 2
+    padded, found = 1 << max(0, count - 1).bit_length(), list[Tensor]()
+    for side, (kept, adjoint) in enumerate(zip(record, adjoints, strict=True)):
+        steps, kinds, b, h, n = kept.shape
+        made = kept.new_empty(b, h, n, count)
+        wide_adjoint.factors[(-(-n // TERM_ROWS) * b * h,)](
+            kept, adjoint, made, n, steps, terms.start, count, damping[side],
+            EACH=each, KINDS=kinds, HIGH=side, BIAS=0 if side else 2,
+            WEIGHTED=each % 2 if side else each - 1, TERMS=padded, SIZE=TERM_ROWS,
+        )  # fmt: skip
+        found.append(made)
+    return found
 
 
 def _narrow(work: Work, half_steps: int) -> Tensor:
@@ -147,7 +175,7 @@ def _narrow(work: Work, half_steps: int) -> Tensor:
 
 
 def _wide(
-    work: Work, half_steps: int, record: tuple[Tensor | None, Tensor | None] = (None, None)
+    work: Work, half_steps: int, record: tuple[Tensor | None, ...] = (None, None, None)
 ) -> Tensor:
     """One launch for wider points, on tensor cores."""
     (q, k), numbers = work.points, work.numbers

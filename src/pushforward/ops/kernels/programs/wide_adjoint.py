@@ -1,4 +1,6 @@
-r"""Kernel that goes back through many Sinkhorn steps in one launch, for wide points.
+r"""Kernels that go back through many Sinkhorn steps, for wide points.
+
+One goes through all steps in one launch, the other prepares the gradient in the points.
 
 With the weights $P^t,Q^t$ of the half-steps, see `sinkhorn._adjoint`, the adjoint $u^t$ of the
 potential of the keys goes back to $u^{t-1}$ by
@@ -13,7 +15,7 @@ column, which the steps have recorded. Units, shares and meetings are those of `
 import triton
 import triton.language as tl
 
-from .parts import LOG2E, product, scale_of_halves
+from .parts import LOG2E, placed, product, scale_of_halves
 from .steps import extremes, met
 from .wide_steps import WideSide, halves_of, recorded
 
@@ -179,3 +181,53 @@ def run(
         target += programs
         met(counter, target, ALONE)
         rows, columns = columns, rows
+
+
+@triton.jit
+def _potential(
+    base, term, stride, there, steps, EACH: tl.constexpr, KINDS: tl.constexpr,
+    HIGH: tl.constexpr, BIAS: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """The potential of a term at some points, in base 2 and float64, and which step it is from."""
+    weighted = term % EACH == WEIGHTED
+    step = steps - 1 - term // EACH
+    at = base + step.to(tl.int64) * KINDS * stride
+    high = tl.load(at + HIGH * stride, mask=there & weighted, other=0.0).to(tl.float64)
+    low = tl.load(at + (HIGH + 1) * stride, mask=there & weighted, other=1.0).to(tl.float64)
+    bias = tl.load(at + BIAS * stride, mask=there & (weighted == 0), other=0.0)
+    bias = (bias * LOG2E).to(tl.float64)
+    return tl.where(weighted, -high - tl.log2(low), bias), step, weighted
+
+
+@triton.jit(do_not_specialize=["N", "steps", "first", "count"])
+def factors(
+    record, adjoints, made, N, steps, first, count, tau,
+    EACH: tl.constexpr, KINDS: tl.constexpr, HIGH: tl.constexpr, BIAS: tl.constexpr,
+    WEIGHTED: tl.constexpr, TERMS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    r"""$A^t_ie^{\varphi^t_i-\varphi_i}$ of one side, for terms from `first` on, see `adjoint`.
+
+    A step has `EACH` terms. Those that are `WEIGHTED` have the negative log-integral of a
+    half-step as potential, and its adjoint times $-\tau$ as factor. The others have a bias, and 1.
+    Differences of potentials are formed in float64, because terms may nearly cancel.
+    """
+    z, place, blocks = placed(N, SIZE)
+    i = (place * SIZE + tl.arange(0, SIZE))[:, None]
+    term = first + tl.arange(0, TERMS)[None, :]
+    there = (i < N) & (term < first + count)
+    stride = (tl.num_programs(0) // blocks).to(tl.int64) * N
+    row = z.to(tl.int64) * N + i
+    phi, step, weighted = _potential(
+        record + row, term, stride, there, steps, EACH, KINDS, HIGH, BIAS, WEIGHTED
+    )
+    begin, first_step, first_weighted = _potential(
+        record + row, first + 0 * term, stride, there, steps, EACH, KINDS, HIGH, BIAS, WEIGHTED
+    )
+    upstream = tl.load(
+        adjoints + step.to(tl.int64) * stride + row, mask=there & weighted, other=0.0
+    )
+    factor = tl.where(weighted, -tau * upstream, 1.0)
+    value = tl.exp2(phi - begin).to(tl.float32) * factor
+    nothing = (factor == 0.0) | (tl.abs(begin) == float("inf"))
+    column = term - first
+    tl.store(made + row * count + column, tl.where(nothing, 0.0, value), mask=there)

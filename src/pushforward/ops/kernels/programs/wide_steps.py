@@ -138,22 +138,31 @@ def _places(of_queries, of_keys, half, all_queries, all_keys, SYMMETRIC: tl.cons
 
 
 @triton.jit
-def _record(rows, i, there, peak, total, log, value, sums, stride, biases, final):
+def _record(rows, i, there, peak, total, log, value, sums, stride, biases, largest, final):
     """Record the sums of some rows, and their new biases but for those after the last step.
 
     Recorded biases are natural logarithms. Those of the next half-step are made of them again, so
-    that both are equal to the last bit.
+    that both are equal to the last bit. `largest` has the largest logarithm so far, in size.
     """
     tl.store(sums + i, tl.where(total == 0.0, -float("inf"), peak), mask=there)
     tl.store(sums + stride + i, total, mask=there)
     bias = tl.where(log == -float("inf"), log, (log + value) * LN2)
     tl.store(rows.numbers + i, bias * LOG2E)
     tl.store(biases + i, bias, mask=there & (final == 0))
+    size = tl.maximum(tl.abs(bias), tl.abs(peak + tl.log2(total)) * LN2)
+    _raise(largest, tl.where(there & (log != -float("inf")), size, 0.0))
+
+
+@triton.jit
+def _raise(largest, size):
+    """Raise a number to the largest of some that are not negative; NaN counts as infinite."""
+    size = tl.max(tl.where(size == size, size, float("inf")), 0)
+    tl.atomic_max(largest, size.to(tl.int32, bitcast=True))
 
 
 @triton.jit
 def _unit(
-    rows, columns, unit, shared, longest, factor, out, final, sums, stride, biases,
+    rows, columns, unit, shared, longest, factor, out, final, sums, stride, biases, largest,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHARES: tl.constexpr,
     STAGES: tl.constexpr, SPLIT: tl.constexpr, SYMMETRIC: tl.constexpr, RECORD: tl.constexpr,
 ):  # fmt: skip
@@ -205,15 +214,15 @@ def _unit(
         shift = tl.where(again, -float("inf"), integral)
         value = renewed(rows, columns, i, log, constant, integral, shift, 0, SYMMETRIC)
         if RECORD:
-            _record(rows, i, there, peak, total, log, value, sums, stride, biases, final)
+            _record(rows, i, there, peak, total, log, value, sums, stride, biases, largest, final)
         tl.store(out + i, value * LN2, mask=final & there)
 
 
 @triton.jit(do_not_specialize=["M", "N", "H", "half_steps", "programs", "shares_a", "shares_b"])
 def run(
     q, k, q_low, k_low, survey, log_a, log_b, constant_a, constant_b, start, out,
-    of_queries, of_keys, room, shared, counters, M, N, H, factor, tau_a, tau_b, half_steps,
-    programs, shares_a, shares_b, sla, slb, sca, scb, ss,
+    of_queries, of_keys, largest, room, shared, counters, M, N, H, factor, tau_a, tau_b,
+    half_steps, programs, shares_a, shares_b, sla, slb, sca, scb, ss,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHARES: tl.constexpr,
     STAGES: tl.constexpr, ALONE: tl.constexpr, SPLIT: tl.constexpr, SHIFTED: tl.constexpr,
     SYMMETRIC: tl.constexpr, RECORD: tl.constexpr,
@@ -261,6 +270,7 @@ def run(
             i = first + tl.arange(0, STEP)
             bias = tl.load(of_keys + i, mask=i < N, other=-float("inf"))
             tl.store(columns.numbers + i, bias * LOG2E)
+            _raise(largest, tl.where(bias == -float("inf"), 0.0, tl.abs(bias)))
     target = programs
     met(counter, target, ALONE)
     for half in tl.range(0, half_steps):
@@ -272,7 +282,7 @@ def run(
                 )
             _unit(
                 rows, columns, unit, shared, longest, factor, out, half == half_steps - 1,
-                sums, stride, biases, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC, RECORD,
+                sums, stride, biases, largest, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC, RECORD,
             )  # fmt: skip
         target += programs
         met(counter, target, ALONE)
