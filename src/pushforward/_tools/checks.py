@@ -37,6 +37,27 @@ def holds(condition: Tensor, *, unknown: bool = True) -> bool:
         raise
 
 
+def on_host(x: Tensor) -> Callable[[], Tensor] | None:
+    """A copy of a tensor on the host, waited for when it is called; a GPU works on meanwhile.
+
+    None where a GPU cannot be waited for: in `torch.compile`, and while a graph is recorded.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if not x.is_cuda:
+        return lambda: x
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    found, copied = x.to("cpu", non_blocking=True), torch.cuda.Event()
+    copied.record()
+
+    def read() -> Tensor:
+        copied.synchronize()
+        return found
+
+    return read
+
+
 def check_kind(name: str, value: object, kind: type, fix: str, *, returned: bool = False) -> None:
     """Raise unless `value` is an instance of `kind`: an argument, or what a method returned."""
     if isinstance(value, kind):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,6 +15,7 @@ from .._tools.checks import (
     check_shape,
     check_tensor,
     holds,
+    on_host,
 )
 from ..affinities import Affinity, Dot, Scores
 from ..measures import Measure, check_pair
@@ -80,23 +83,37 @@ def relate(
         aligned_weights(name, m, scores, with_mass=counts) for name, m in (("mu", mu), ("nu", nu))
     )
     _check_partners(scores, log_a, log_b, normaliser.needs_query_measure)
-    _check_scores(scores, normaliser)
     g = _start(start, normaliser, log_b)
-    return normaliser(scores, log_a, log_b, start=g)
+    check_values = _check_scores(scores, normaliser)
+    relation = normaliser(scores, log_a, log_b, start=g)
+    check_values()
+    return relation
 
 
-def _check_scores(scores: Scores, normaliser: Normaliser) -> None:
-    """Raise for scores that cannot be normalised. Layers do not: reading waits for the device."""
-    iterates = isinstance(normaliser, Sinkhorn)
+def _check_scores(scores: Scores, normaliser: Normaliser) -> Callable[[], None]:
+    """Raise for scores that cannot be normalised; on a GPU when what is returned is called.
+
+    By then the GPU has its work and need not wait for the host, which waits for the size of the
+    scores. Layers do not check.
+    """
+    iterates, nothing = isinstance(normaliser, Sinkhorn), lambda: None
     if iterates and normaliser.to_tolerance:
-        return  # it reads the size of the scores itself
+        return nothing  # it reads the size of the scores itself
     with torch.no_grad():
         size = scores.size()
-    limit = 1 / torch.finfo(scores.dtype).eps if iterates else torch.inf
-    if not holds(size < limit):
-        check_finite_scores(scores, float(size))
-        if iterates:
-            check_rounding(scores, float(size))
+        fits = size < (1 / torch.finfo(scores.dtype).eps if iterates else torch.inf)
+    read = on_host(fits)
+
+    def check() -> None:
+        if read is not None and not holds(read()):
+            check_finite_scores(scores, float(size))
+            if iterates:
+                check_rounding(scores, float(size))
+
+    if size.is_cuda:
+        return check
+    check()
+    return nothing
 
 
 def _check_pair(mu: Measure, nu: Measure) -> None:

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .._tools.checks import on_host
 from .._tools.precision import reversed_order
 
 FAR = 30.0
@@ -174,14 +175,14 @@ def _in_few_launches(
     add: Callable[[list[Any]], None],
 ) -> Pair:  # fmt: skip
     r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$, by one launch; terms are then added."""
-    read = _read_later(largest) if any(wanted) else None
+    read = on_host(largest) if any(wanted) else None
     u, x = steps.reductions.adjoint_steps(
         steps.points, record, grad, steps.scale, steps.damping, steps.symmetric
     )
     x = u[1:] / 2 if steps.symmetric else x
     if not any(wanted):
         return u, x
-    if read is not None and read() <= SMALL:
+    if read is not None and float(read()) <= SMALL:
         count = len(x) * (1 if steps.symmetric else 2)
         cuts = [*range(0, count, MOST_TERMS), count]
         for group in (slice(*ends) for ends in pairwise(cuts)):
@@ -200,25 +201,6 @@ def _in_few_launches(
             c = (left if side == 0 else right)[group.start]
             add(steps.vjp(side, kept, c, None, [*wanted, False])[:2])
     return u, x
-
-
-def _read_later(x: Tensor) -> Callable[[], float] | None:
-    """Copy a number to the host while the device works on, and read it when asked for.
-
-    None while a CUDA graph is recorded, which cannot wait.
-    """
-    if not x.is_cuda:
-        return x.item
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    found, done = x.to("cpu", non_blocking=True), torch.cuda.Event()
-    done.record()
-
-    def read() -> float:
-        done.synchronize()
-        return found.item()
-
-    return read
 
 
 def _one_by_one(

@@ -131,7 +131,7 @@ def forward(
 def backward(
     inputs: Inputs, factor: float, clock: Clock | None, result: Reduced,
     upstream: tuple[Tensor, Tensor], wanted: list[bool], known: Ready | None = None, *,
-    guard: bool = False, largest: bool = True,
+    largest: bool = True,
 ) -> list[Tensor | None]:  # fmt: skip
     r"""Gradients in `q, k, v, bias`, if wanted, from those of the average and the log-integral.
 
@@ -144,7 +144,7 @@ def backward(
     $c$ are divided by the total instead. So the gradients of large scores are as accurate as
     their differences. Wide points in float32 are multiplied as halves, see `upstream_halves`.
     They need to know whether the shift is the `largest` score. Without values it need not be.
-    With `guard`, keys and values without mass need not be finite.
+    In half precision, keys and values of wide points must be finite even where there is no mass.
     """
     q, k, v, bias = inputs
     m, n, d, e = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
@@ -153,9 +153,6 @@ def backward(
     wanted = [want and prod(q.shape[:-2]) * m * n > 0 for want in wanted]
     if not any(wanted):
         return grads
-    if guard and half and not thin:
-        k, v = without_dead(k, v, bias)
-        inputs = (q, k, v, bias)
     if known is None:
         known = ready(q, k, v, bias, timed=clock is not None, values=not half)
     found, high, low = known
@@ -168,7 +165,7 @@ def backward(
     operands: tuple[Any, ...] = (*high, bias, *low, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor, 1.0)
     if thin:
-        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias if guard else None)
+        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias)
         operands, handed, sizes = (q, k, v, bias), [(x[0], g, x[2]) for x in handed], sizes[:4]
     shared = _Shared(inputs, operands, handed, sizes, found, clock)
     if wanted[0]:

@@ -7,9 +7,9 @@ from torch import Tensor
 from triton import knobs
 
 from ..._tools.once import named_errors, no_second_derivative, refuse
-from ..._tools.precision import full_precision
+from ..._tools.precision import HALF, full_precision
 from . import _launch as launch
-from ._problem import Clock
+from ._problem import Clock, without_dead
 
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
@@ -46,9 +46,11 @@ def reduce_backward(
     """Gradients in `q, k, v, bias`; those that are not wanted may be zeros."""
     q, k, v, bias = inputs
     d_out, d_log = grads
+    if guard and q.dtype in HALF:
+        k, v = without_dead(k, v, bias)
     found = launch.backward(
         (q, k, v, bias), factor, clock_of(query_times, key_times), launch.Reduced(*outputs),
-        (d_out, d_log), wanted, guard=guard,
+        (d_out, d_log), wanted,
     )  # fmt: skip
     dq, dk, dv, db = (
         x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)
