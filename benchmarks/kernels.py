@@ -80,6 +80,9 @@ def attention(heads, n, d, dtype=torch.float32, spread=1.0):
 
         error, off = against(bias), against(torch.zeros_like(bias))
         found = {"ours": Call(lambda: ops.average(q, k, v, bias, scale=scale), inputs, error)}
+        if device != "cpu" and dtype == torch.float32 and d > 4:
+            rounded = lambda: ops.average(q, k, v, bias, scale=scale, impl="triton_half")
+            found["the same with impl=triton_half"] = Call(rounded, inputs, error)
         for name, call in peers.averages(*inputs, scale).items():
             weighted = "without weights" not in name
             differentiable = weighted and "as a mask" not in name

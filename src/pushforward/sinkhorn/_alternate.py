@@ -36,7 +36,8 @@ def _recorded(scores: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor
     """Steps whose gradient is computed by one pass; None where no gradient is wanted.
 
     Where the dense reference is chosen, or a transform of `torch.func` is under way, it is None,
-    too: there the steps are taken one by one and have all derivatives.
+    too: there the steps are taken one by one and have all derivatives. Rounded products have no
+    such gradient either.
     """
     if steps == 0 or not isinstance(scores, PointScores):
         return None
@@ -45,7 +46,7 @@ def _recorded(scores: Kernel, problem: Problem, g: Tensor, steps: int) -> Tensor
     numbers = [problem.log_a, problem.log_b, g]
     others = [x for x in (*offsets, *(problem.log_masses or ())) if x is not None]
     impl = ops.choose(*points, points[1]) if scores.impl is None else scores.impl
-    if impl == "reference" or not scores.shape.numel():
+    if impl in ("reference", "triton_half") or not scores.shape.numel():
         return None
     if not _wants_gradient((*points, *numbers, *others)):
         return None

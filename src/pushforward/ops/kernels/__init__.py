@@ -45,19 +45,24 @@ logarithm = torch.log2
 
 
 def log_integral(
-    q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
-) -> Tensor:
-    """Log-sum-exp, by powers of 2, in one pass over the keys."""
+    q: Tensor, k: Tensor, bias: Tensor, scale: float, times: Times, guard: bool,
+    rounded: bool = False,
+) -> Tensor:  # fmt: skip
+    """Log-sum-exp, by powers of 2, in one pass over the keys.
+
+    If `rounded`, wide float32 points are rounded to float16 in products.
+    """
     dtype = torch.promote_types(bias.dtype, torch.float32)
-    *_, log_z = _reduced(q, k, k[..., :0], bias, scale, times, guard)
+    *_, log_z = _reduced((q, k, k[..., :0], bias), scale, times, guard, rounded)
     return log_z.to(dtype)
 
 
 def average(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool,
+    rounded: bool = False,
+) -> Tensor:  # fmt: skip
     """Averages and the sums that divide them, in one pass over the keys."""
-    out, _ = _reduced(q, k, v, bias, scale, times, guard)
+    out, _ = _reduced((q, k, v, bias), scale, times, guard, rounded)
     return out
 
 
@@ -247,16 +252,18 @@ def doubly_stochastic(
 
 
 def _reduced(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, times: Times, guard: bool
-) -> tuple[Tensor, Tensor]:
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor], scale: float, times: Times, guard: bool,
+    rounded: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Average and log-integral, with any leading axes."""
-    check_no_tangent(WHAT, q, k, v, bias)
-    q, k, v, bias = _typed(q, k, v, bias)
+    check_no_tangent(WHAT, *inputs)
+    q, k, v, bias = _typed(*inputs)
     rows = (bias,) if times is None else (bias, *times)
     batch = _batch(*(t.shape[:-2] for t in (q, k, v)), *(t.shape[:-1] for t in rows))
     points = (_folded(t, batch) for t in (q, k, v))
     bias, *clock = (_folded_rows(t, batch) for t in rows)
-    arguments = (*points, bias, float(scale), *(clock or (None, None)), guard is not False)
+    arguments = (*points, bias, float(scale), *(clock or (None, None)))
+    arguments = (*arguments, guard is not False, rounded)
     if torch.compiler.is_compiling():
         out, log_z, *_ = reduce(*arguments)
     else:

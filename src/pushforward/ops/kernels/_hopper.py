@@ -17,10 +17,11 @@ from ._problem import padded_width, strides
 from ._split import processors
 from ._tiles import (
     HOPPER_GRADIENTS,
-    HOPPER_LOG_TILE,
+    HOPPER_LOG_TILES,
     HOPPER_LOG_WIDTHS,
     HOPPER_TILE,
     HOPPER_WIDTHS,
+    Tile,
 )
 
 ALIGNED = 8
@@ -57,8 +58,12 @@ def takes_log(q: Tensor, k: Tensor, bias: Tensor) -> bool:
         q.dtype == torch.float32
         and q.shape[-1] in HOPPER_LOG_WIDTHS
         and _fits(k, bias)
-        and _fills(q, q.shape[2], HOPPER_LOG_TILE.rows)
+        and _fills(q, q.shape[2], _log_tile(q.shape[-1]).rows)
     )
+
+
+def _log_tile(width: int) -> Tile:
+    return next(tile for widest, tile in HOPPER_LOG_TILES.items() if width <= widest)
 
 
 def takes_gradient(which: Gradient, inputs: Inputs, g: Tensor) -> bool:
@@ -120,7 +125,7 @@ def log_integral(
     from .programs.hopper.log_integral import log_integral as program
 
     (b, h, m, width), n = high[0].shape, high[1].shape[-2]
-    tile = HOPPER_LOG_TILE
+    tile = _log_tile(width)
     rows = tile.rows // 2  # of each group
     queries = (_described(x, rows) for x in (high[0], low[0]))
     keys = (_described(x, tile.columns) for x in (high[1], low[1]))

@@ -38,11 +38,13 @@ class Ready(NamedTuple):
         found: their survey, if they need one.
         high: queries, keys and values as tensor cores take them.
         low: their low halves.
+        halves: how many of them float32 numbers have in products, 2 or 1; 0 for other points.
     """
 
     found: Tensor | None
     high: tuple[Tensor, Tensor, Tensor]
     low: tuple[Tensor, Tensor, Tensor]
+    halves: int = 0
 
 
 def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values: bool) -> Ready:
@@ -59,7 +61,7 @@ def ready(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *, timed: bool, values:
     found = survey(q, k, v, bias, points=thin or exact, values=values and exact)
     if not exact:
         return Ready(found, points, points)
-    return Ready(found, *Halves.of(q, k, v, bias, found, values=values))
+    return Ready(found, *Halves.of(q, k, v, bias, found, values=values), 2)
 
 
 def forward(
@@ -89,7 +91,7 @@ def forward(
         k, v = without_dead(k, v, bias)
     if known is None or thin:  # narrow points need the highest of these very biases
         known = ready(q, k, v, bias, timed=clock is not None, values=True)
-    found, high, low = known
+    found, high, low, halves = known
     made = result if parts == 1 else _room(q, (parts, *batch, m), e, torch.float32)
     places = (made.out, made.peak, made.total, made.log_z)
     ends = found if clock is None else clock.ends(tile.rows, group * tile.columns)
@@ -97,7 +99,7 @@ def forward(
         if hopper.takes(q, k, v, bias):
             hopper.forward((q, k, v), bias, ends, factor, places)
             modes = modes[1:]
-        elif e == 0 and hopper.takes_log(q, k, bias):
+        elif e == 0 and halves == 2 and hopper.takes_log(q, k, bias):
             hopper.log_integral(high, low, bias, ends, factor, places[1:])
             modes = modes[1:]
     options = _options(tile, thin, n % tile.columns == 0) | dict(
@@ -110,7 +112,7 @@ def forward(
     else:
         points, given, sizes = (*high, bias), (*low, *given), (*sizes, 1.0)
         options |= dict(
-            D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=not half,
+            D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=halves,
             GUARD=guard and half and bounded,
         )  # fmt: skip
     run = narrow.forward if thin else wide.forward
@@ -155,7 +157,7 @@ def backward(
         return grads
     if known is None:
         known = ready(q, k, v, bias, timed=clock is not None, values=not half)
-    found, high, low = known
+    found, high, low, _ = known
     if thin or half:
         handed = _upstream(result, *upstream, thin=thin)
     else:
@@ -167,7 +169,7 @@ def backward(
     if thin:
         (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias)
         operands, handed, sizes = (q, k, v, bias), [(x[0], g, x[2]) for x in handed], sizes[:4]
-    shared = _Shared(inputs, operands, handed, sizes, found, clock)
+    shared = _Shared(inputs, operands, handed, sizes, known, clock)
     if wanted[0]:
         grads[0] = _gradient_of_queries(shared)
     if any(wanted[1:]):
@@ -183,7 +185,7 @@ class _Shared(NamedTuple):
         operands: the same as kernels take them, low halves, and the survey.
         handed: what is handed on to the kernel of queries, and to that of keys.
         sizes: numbers of queries, of keys and of heads, and factors.
-        found: the survey, if there is one.
+        known: what is known of the points.
         clock: times.
     """
 
@@ -191,7 +193,7 @@ class _Shared(NamedTuple):
     operands: tuple[Any, ...]
     handed: Handed
     sizes: tuple[Any, ...]
-    found: Tensor | None
+    known: Ready
     clock: Clock | None
 
     @property
@@ -208,10 +210,10 @@ class _Shared(NamedTuple):
         """Arguments of a kernel that it is compiled for."""
         (q, _, v, _), thin = self.inputs, len(self.sizes) == 4
         d, e = q.shape[-1], v.shape[-1]
-        widths: dict[str, Any] = dict(D=d, E=e, ENDS=_kind_of_ends(self.found, self.clock))
+        widths: dict[str, Any] = dict(D=d, E=e, ENDS=_kind_of_ends(self.known.found, self.clock))
         if not thin:
-            split = q.dtype not in HALF
-            widths |= dict(D_PAD=padded_width(d), E_PAD=padded_width(e), SPLIT=split)
+            padded = dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
+            widths |= padded | dict(SPLIT=self.known.halves)
         return widths | _options(tile, thin, even)
 
 
@@ -224,7 +226,7 @@ def _gradient_of_queries(shared: _Shared) -> Tensor:
     parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
     made = room(parts, q.shape, q.dtype if half else torch.float32, q.device)
     clock, handed = shared.clock, shared.handed[0]
-    ends = shared.found if clock is None else clock.ends(tile.rows, group * tile.columns)
+    ends = shared.known.found if clock is None else clock.ends(tile.rows, group * tile.columns)
     if shared.gluon("queries", parts):
         hopper.queries(shared.inputs, handed[1], handed[:3:2], ends, shared.sizes[3], made)
     else:
@@ -250,7 +252,7 @@ def _gradients_of_keys(shared: _Shared, wanted: list[bool]) -> list[Tensor | Non
         for x, want, t in zip((k, v, bias), needed, (dtype, dtype, torch.float32), strict=True)
     ]
     clock, handed = shared.clock, shared.handed[1]
-    starts = shared.found if clock is None else clock.starts(group * tile.rows, tile.columns)
+    starts = shared.known.found if clock is None else clock.starts(group * tile.rows, tile.columns)
     if shared.gluon("keys", parts):
         pair, more = handed[:3:2], needed[:2]
         hopper.keys(shared.inputs, handed[1], pair, starts, shared.sizes[3], several, more)

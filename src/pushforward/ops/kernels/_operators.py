@@ -18,16 +18,18 @@ WHAT = "A reduction with `impl='triton'`"
 @torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
 def reduce(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float,
-    query_times: Tensor | None, key_times: Tensor | None, guard: bool,
+    query_times: Tensor | None, key_times: Tensor | None, guard: bool, rounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Average and log-integral of `(b, h, m, k)` queries; `v` may have width 0.
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
-    With `guard`, keys and values of atoms without mass need not be finite.
+    With `guard`, keys and values of atoms without mass need not be finite. If `rounded`, float32
+    numbers have one half in products instead of two.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
     clock = clock_of(query_times, key_times)
-    found = launch.forward((q, k, v, bias), factor, clock, guard=guard)
+    known = _rounded(q, k, v, bias, clock) if rounded else None
+    found = launch.forward((q, k, v, bias), factor, clock, known, guard=guard)
     return found.out, found.log_z, found.peak, found.total
 
 
@@ -41,17 +43,18 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor,
 @torch.library.custom_op("pushforward::reduce_triton_backward", mutates_args=())
 def reduce_backward(
     inputs: list[Tensor], factor: float, query_times: Tensor | None, key_times: Tensor | None,
-    guard: bool, outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
+    guard: bool, rounded: bool, outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients in `q, k, v, bias`; those that are not wanted may be zeros."""
     q, k, v, bias = inputs
     d_out, d_log = grads
     if guard and q.dtype in HALF:
         k, v = without_dead(k, v, bias)
+    clock = clock_of(query_times, key_times)
+    known = _rounded(q, k, v, bias, clock) if rounded else None
     found = launch.backward(
-        (q, k, v, bias), factor, clock_of(query_times, key_times), launch.Reduced(*outputs),
-        (d_out, d_log), wanted,
-    )  # fmt: skip
+        (q, k, v, bias), factor, clock, launch.Reduced(*outputs), (d_out, d_log), wanted, known
+    )
     dq, dk, dv, db = (
         x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)
     )
@@ -61,6 +64,12 @@ def reduce_backward(
 @reduce_backward.register_fake
 def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
+
+
+def _rounded(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: Clock | None) -> launch.Ready:
+    """What is known of points whose float32 numbers have one half in products."""
+    known = launch.ready(q, k, v, bias, timed=clock is not None, values=True)
+    return known._replace(halves=min(known.halves, 1))
 
 
 def check_device(what: str, x: Tensor, other: str = "") -> None:
@@ -86,7 +95,7 @@ def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | No
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    q, k, v, bias, ctx.factor, query_times, key_times, ctx.guard = inputs
+    q, k, v, bias, ctx.factor, query_times, key_times, *ctx.options = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(q, k, v, bias, query_times, key_times, *output)
 
@@ -96,11 +105,11 @@ def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:
     wanted = list(ctx.needs_input_grad[:4])
     with full_precision(q), named_errors(WHAT):
         grads = reduce_backward(
-            [q, k, v, bias], ctx.factor, query_times, key_times, ctx.guard, outputs,
+            [q, k, v, bias], ctx.factor, query_times, key_times, *ctx.options, outputs,
             [d_out, d_log], wanted,
         )  # fmt: skip
     chosen = [g if want else None for g, want in zip(grads, wanted, strict=True)]
-    return *chosen, *[None] * 4
+    return *chosen, *[None] * 5
 
 
 def _second_backward(ctx: Any, *_: Any) -> tuple:

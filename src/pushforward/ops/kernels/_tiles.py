@@ -87,11 +87,11 @@ HOPPER_WIDTHS = range(17, 65)
 HOPPER_TILE = Tile(128, 128, 4, 3)
 """Its tile. Two groups of as many warps share the rows."""
 
-HOPPER_LOG_WIDTHS = range(33, 65)
+HOPPER_LOG_WIDTHS = range(33, 129)
 """The same for log-integrals of float32 points."""
 
-HOPPER_LOG_TILE = Tile(256, 128, 4, 4)
-"""The tile of these."""
+HOPPER_LOG_TILES = {64: Tile(256, 128, 4, 4), 128: Tile(128, 128, 4, 2)}
+"""Tiles of these, up to each width."""
 
 HOPPER_GRADIENTS: dict[Pass, Tile] = {"queries": Tile(128, 128, 4, 4), "keys": Tile(64, 128, 4, 4)}
 """Those of its gradients. Two groups of as many warps share queries, or keys."""
@@ -238,7 +238,7 @@ def wide_planned(
         processors: how many the device has.
         memory: bytes of the memory that programs of a processor share.
     """
-    few = problems * max(m, n) < 128 * processors
+    few = problems * max(m, n) < 64 * processors
     tiles = FEW_STEP_TILES if few else STEP_TILES
     tile, resident = next(found for widest, found in tiles.items() if d <= widest)
     longest = 1 << max(5, (max(m, n) - 1).bit_length())

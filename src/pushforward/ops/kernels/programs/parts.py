@@ -241,11 +241,12 @@ def in_halves(x):
 
 @triton.jit
 def product(a, a_low, b, b_low, SPLIT: tl.constexpr, FLIP: tl.constexpr):
-    """A matrix product of half-precision blocks, or of pairs of halves, small terms first.
+    """A matrix product of half-precision blocks, or of pairs of halves (`SPLIT` 2).
 
-    Queries come first. With `FLIP` keys do, and the result has the same bits, transposed.
+    Small terms are added first. Queries come first; with `FLIP` keys do, and the result has the
+    same bits, transposed.
     """
-    if SPLIT:
+    if SPLIT == 2:
         if FLIP:
             return tl.dot(a, b, tl.dot(a_low, b, tl.dot(a, b_low)))
         return tl.dot(a, b, tl.dot(a, b_low, tl.dot(a_low, b)))

@@ -2,9 +2,9 @@ r"""The forward pass for wide points, whose dot products run on tensor cores.
 
 Points in half precision are multiplied as they are. A float32 number is split into two float16
 halves, $x=2^{-e}(x_h+x_l)$ to about 23 bits, and a product into three:
-$x_hy_h+x_hy_l+x_ly_h$ (`SPLIT`). Tensor cores cut off their float32 sums instead of rounding them,
-which adds up over long chains. So products of values begin a new sum in each block if they must be
-accurate.
+$x_hy_h+x_hy_l+x_ly_h$ (`SPLIT` 2). With `SPLIT` 1 the first of these is all. Tensor cores cut off
+their float32 sums instead of rounding them, which adds up over long chains. So products of values
+begin a new sum in each block if they must be accurate.
 """
 
 import triton
