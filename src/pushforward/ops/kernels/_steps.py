@@ -232,8 +232,8 @@ def _tasks(q: Tensor, k: Tensor) -> _Tasks:
     meetings = 1 + sum(sides) // tile.rows if divided or not alone else 0
     options: dict[str, Any] = dict(
         D=padded_width(d), BM=tile.rows, BN=tile.columns, SHARES=shares, STAGES=tile.stages,
-        ALONE=alone, SPLIT=0 if q.dtype in HALF else 2, num_warps=tile.warps, num_stages=tile.stages,
-        maxnreg=plan.registers, launch_cooperative_grid=not alone,
+        ALONE=alone, SPLIT=0 if q.dtype in HALF else 2, num_warps=tile.warps,
+        num_stages=tile.stages, maxnreg=plan.registers, launch_cooperative_grid=not alone,
     )  # fmt: skip
     shared = q.new_empty(partial, dtype=torch.float32)
     counters = q.new_zeros(problems * meetings, dtype=torch.int32)
