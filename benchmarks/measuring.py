@@ -238,7 +238,7 @@ def figures(row, ours, call, limits):
     rate = row.pairs / call["forward"] / 1e9
     rate = "" if not row.pairs else f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"
     share = ""
-    if limits and row.pairs:
+    if limits and row.pairs and call["right"]:  # a less accurate one has another limit
         most = max(row.pairs / limits["exponentials"], row.products / limits["products"])
         share = f"{most / call['forward']:.0%}"
     memory = call.get("memory, both") or call.get("memory")

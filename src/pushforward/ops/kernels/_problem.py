@@ -85,7 +85,9 @@ class Halves(NamedTuple):
             maybe_strides(bias),
             D=d, E=e, D_PAD=widths[0], E_PAD=widths[1], SIZE=size,
         )  # fmt: skip
-        parts = [t[..., :count, :] for t, count in zip(parts, (m, m, n, n, n, n), strict=True)]
+        if rows > 1:
+            counts = (m, m, n, n, n, n)
+            parts = [t[..., :count, :] for t, count in zip(parts, counts, strict=True)]
         return Halves((parts[0], parts[2], parts[4]), (parts[1], parts[3], parts[5]))
 
 

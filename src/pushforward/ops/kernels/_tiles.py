@@ -132,7 +132,7 @@ WARPS = 16
 REGISTERS = 128
 
 
-SEPARATE = 1 << 28
+SEPARATE = 1 << 29
 """From this many pairs on, the half-steps of narrow points are launches of their own. A half-step
 takes longer then than the host needs for a launch, and programs that do not wait for each other
 may be more than fit at once. So they can be as many as `SEPARATE_REGISTERS` let fit."""
