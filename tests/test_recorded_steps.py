@@ -130,6 +130,13 @@ def test_points_are_met_once_for_all_steps(impl, monkeypatch):
         assert (passes.count(False), passes.count(True)) == counts
 
 
+def test_steps_need_no_kernels(monkeypatch):
+    """Without Triton the steps of other implementations are recorded as ever."""
+    monkeypatch.setattr(pf.ops._reductions, "_kernels_run", lambda: False)
+    grads = gradients(case(cloud(20, 2), cloud(14, 2)), "streamed", 2)
+    assert all(g.isfinite().all() for g in grads)
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_steps_are_differentiable_once(impl):
     leaves, f = case(cloud(6, 2), cloud(5, 2))

@@ -218,19 +218,19 @@ def implementation(impl: str) -> ModuleType:
             case "fused":
                 return fused
             case "triton":
-                return _kernels()
+                return _kernels(impl)
             case "triton_half":
-                _kernels()
+                _kernels(impl)
                 return rounded
     raise ValueError(f"`impl` must be one of {IMPLS} or None, got {impl!r}.")
 
 
-def _kernels() -> ModuleType:
+def _kernels(impl: str) -> ModuleType:
     """The kernels, or an error that says what is missing."""
     if not _kernels_run():
         raise ImportError(
-            "`impl='triton'` needs an NVIDIA GPU and the package Triton, which comes with PyTorch "
-            "for CUDA (`pip install triton`). Here there is none: use `impl='streamed'`."
+            f"`impl={impl!r}` needs an NVIDIA GPU and the package Triton, which comes with "
+            "PyTorch for CUDA (`pip install triton`). Here there is none: use `impl='streamed'`."
         )
     from . import kernels
 

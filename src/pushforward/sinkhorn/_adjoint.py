@@ -79,13 +79,13 @@ class Steps:
         q, k, self.log_a, self.log_b, self.start, *constants = inputs
         self.points, self.constants = (q, k), constants or (0.0, 0.0)
         self.scale, *self.damping = factors
-        self.symmetric, self.reductions = symmetric, ops.implementation(impl)
+        self.symmetric, self._impl, self.reductions = symmetric, impl, ops.implementation(impl)
         self._clock = (times[0], times[1]) if times else None
         self._sides = dict[int, Any]()
 
     def in_one_launch(self, count: int) -> bool:
         """Whether there are kernels that take so many steps, and go back through them."""
-        if self.reductions.__name__ != ops.implementation("triton").__name__ or self._clock:
+        if self._impl != "triton" or self._clock is not None:
             return False
         return self.reductions.has_recorded_steps(*self.points, self.log_a, count)
 
