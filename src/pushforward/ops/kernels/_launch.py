@@ -155,6 +155,7 @@ def backward(
     wanted = [want and prod(q.shape[:-2]) * m * n > 0 for want in wanted]
     if not any(wanted):
         return grads
+    dead = bias if known is None else None  # points that are known are finite
     if known is None:
         known = ready(q, k, v, bias, timed=clock is not None, values=not half)
     found, high, low, _ = known
@@ -167,7 +168,7 @@ def backward(
     operands: tuple[Any, ...] = (*high, bias, *low, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor, 1.0)
     if thin:
-        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias)
+        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, dead)
         operands, handed, sizes = (q, k, v, bias), [(x[0], g, x[2]) for x in handed], sizes[:4]
     shared = _Shared(inputs, operands, handed, sizes, known, clock)
     if wanted[0]:
