@@ -66,8 +66,12 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
 
 
-def _rounded(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: Clock | None) -> launch.Ready:
-    """What is known of points whose float32 numbers have one half in products."""
+def _rounded(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: Clock | None
+) -> launch.Ready | None:
+    """What is known of points whose float32 numbers have one half in products; None for others."""
+    if q.dtype in HALF:
+        return None
     known = launch.ready(q, k, v, bias, timed=clock is not None, values=True)
     return known._replace(halves=min(known.halves, 1))
 
