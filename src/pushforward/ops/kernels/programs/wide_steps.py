@@ -196,14 +196,14 @@ def _unit(
     log, constant = log_and_constant(rows, i, 0)  # before they are needed
     complete = rows.shares > 0
     if rows.shares > 1:
-        peaks, sums = shared, shared + SHARES * longest
-        tl.store(peaks + share * rows.length + i, peak)
-        tl.store(sums + share * rows.length + i, total)
+        shared_sums = shared + SHARES * longest
+        tl.store(shared + share * rows.length + i, peak)
+        tl.store(shared_sums + share * rows.length + i, total)
         tl.debug_barrier()
         complete = tl.atomic_add(rows.arrivals + place, 1) % rows.shares == rows.shares - 1
         if complete:
             tl.debug_barrier()
-            peak, total = _combined(peaks, sums, i, rows.shares, rows.length, SHARES)
+            peak, total = _combined(shared, shared_sums, i, rows.shares, rows.length, SHARES)
     if complete:
         again = out_of_range(total, there) & (searched == 0)
         if again:
