@@ -195,8 +195,8 @@ def highest_bias(survey, z):
 def exponent_of_halves(bits):
     r"""The $e$ such that numbers are multiplied by $2^e$ before they are split into halves.
 
-    `bits` are those of the largest number, which comes to lie between 2^14 and 2^15. Zeros are split
-    as if it were 1.
+    `bits` are those of the largest number, which comes to lie between 2^14 and 2^15. Zeros are
+    split as if it were 1.
     """
     return tl.where(bits == 0, 14, tl.minimum(tl.maximum(141 - ((bits >> 23) & 255), -112), 112))
 

@@ -13,8 +13,8 @@ half-step is long, it is a launch of its own: then more programs can run at once
 The log-integral of a row changes little from step to step. So the last one replaces the largest
 score as the shift, and a pair costs a multiply-add for each coordinate, an exponential and an
 addition; another addition where the shifts of a block differ much. In the first two half-steps the
-largest score with a few columns is the shift. If a sum leaves a safe range, the block is done again
-with its largest scores.
+largest score with a few columns is the shift. If a sum leaves a safe range, the block is done
+again with its largest scores.
 """
 
 from typing import Any, NamedTuple
@@ -163,7 +163,7 @@ def _relative_sums(
     points, shift, columns, length,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, COMMON: tl.constexpr,
 ):  # fmt: skip
-    """Sums of exponentials relative to a shift of each row, or to one for all of them (`COMMON`)."""
+    """Sums of exponentials relative to a shift of each row, or of all of them (`COMMON`)."""
     s = tl.zeros([BM, BN], tl.float32)
     for j0 in tl.range(0, length, GROUP * BN):
         for g in tl.static_range(GROUP):

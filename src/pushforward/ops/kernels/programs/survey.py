@@ -286,9 +286,9 @@ def upstream_halves(
     With $g_i$ and $\delta_i$ the upstream gradient and $-c_i$ over the total, and with weights
     $p_{ij}$ relative to the shift, the gradient in a score is
     $p_{ij}(\langle g_i,v_j\rangle-\delta_i)$. Its factors have bounds that are powers of 2:
-    $2^{x_i}$ is above $|g_i|\max_j|v_j|+|\delta_i|$, and $2^{y_i}$ is at least $p_{ij}$. The latter
+    $2^{x_i}$ is above $|g_i|\max_j|v_j|+|\delta_i|$, and $2^{y_i}$ is at least $p_{ij}$: it
     is 1 if the shift is the largest score (`LARGEST`). Else it is above the total, or above the
-    largest weight that the lengths of points and the highest bias allow, whichever is smaller.
+    largest weight that the lengths of points and the highest bias allow, whichever is less.
 
     So $2^{15-x_i-y_i}$ times the gradient is at most $2^{15}$ in size, and halves of it
     lose only what is below $2^{-25}$. In sums over queries all terms need the same power,

@@ -209,8 +209,8 @@ def factors(
 
     A step has `EACH` terms. Those that are `WEIGHTED` have the negative log-integral of a
     half-step as potential, and its adjoint times $-\tau$ as factor. The others have a bias, and 1.
-    Of the `KINDS` numbers that a step keeps for a point, `HIGH` and the next are the two summands of
-    the log-integral, and `BIAS` is the bias. Differences of potentials are formed in float64,
+    Of the `KINDS` numbers that a step keeps for a point, `HIGH` and the next are the two summands
+    of the log-integral, and `BIAS` is the bias. Differences of potentials are formed in float64,
     because terms may nearly cancel.
     """
     z, place, blocks = placed(N, SIZE)

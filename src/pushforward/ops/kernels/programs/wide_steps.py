@@ -1,10 +1,10 @@
 r"""Kernels for many Sinkhorn steps in one launch, for wide points, on tensor cores.
 
-The steps are those of the kernels for narrow points, see `steps`. A unit of work is a block of rows
-and a share of the columns, so that few rows still fill the device. Each unit leaves a shift and the
-sum of $2^{\text{score}-\text{shift}}$ for each row. The program that finishes the last unit of a
-block combines the sums of all shares, in a fixed order, and writes the potentials. So the result
-does not depend on which program that is.
+The steps are those of the kernels for narrow points, see `steps`. A unit of work is a block of
+rows and a share of the columns, so that few rows still fill the device. Each unit leaves a shift
+and the sum of $2^{\text{score}-\text{shift}}$ for each row. The program that finishes the last
+unit of a block combines the sums of all shares, in a fixed order, and writes the potentials. So
+the result does not depend on which program that is.
 
 The points of a problem lie one after another, and others follow up to a whole number of blocks.
 Those have no mass, so nothing in a loop needs a mask.
@@ -314,7 +314,8 @@ def run(
                 )
             _unit(
                 rows, columns, unit, shared, longest, factor, out, half == half_steps - 1,
-                shifts, stride, biases, largest, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC, RECORD,
+                shifts, stride, biases, largest, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC,
+                RECORD,
             )  # fmt: skip
         target += programs
         met(counter, target, ALONE)
