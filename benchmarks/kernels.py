@@ -165,9 +165,9 @@ def sinkhorn(n, d, steps=None, tol=None, without=()):
 
 
 def sinkhorn_row(device, name, size, steps, without):
-    """The row of a number of steps, or of a marginal error of 1e-3 if there is none.
+    """The row of so many steps, or of a marginal error of 1e-3 if `steps` is None.
 
-    Some are left out, each for a reason.
+    Solvers in `without` are not run; it says why.
     """
     (n, d), tol = size, 1e-3 if steps is None else None
     words = f"Sinkhorn{' to 1e-3' if tol else f', {steps} steps'}, d = {d}, n = {n:,}"
@@ -390,16 +390,15 @@ def rows(device):
 def on_cpu():
     """Rows of a CPU, in float32."""
     found, keops = [], peers.absent("KeOps")
-    for n in (4096, 16384):
-        for d in (2, 3, 16, 64):
-            row = Row(f"attention/{d}-{n}", f"average, d = {d}, n = {n:,}",
-                      attention(1, n, d), 1e-5, n * n, absent=keops)  # fmt: skip
-            found.append(row)
-    for n in (4096, 16384):
-        for d in (2, 3, 16, 64):
-            row = Row(f"log_integral/{d}-{n}", f"log_integral, d = {d}, n = {n:,}",
-                      log_integral(n, d), 1e-5, n * n, absent=keops)  # fmt: skip
-            found.append(row)
+    average = lambda n, d: attention(1, n, d)
+    for name, words, make in (
+        ("attention", "average", average), ("log_integral", "log_integral", log_integral),
+    ):  # fmt: skip
+        for n in (4096, 16384):
+            for d in (2, 3, 16, 64):
+                row = Row(f"{name}/{d}-{n}", f"{words}, d = {d}, n = {n:,}", make(n, d), 1e-5,
+                          n * n, absent=keops)  # fmt: skip
+                found.append(row)
     slow = ("GeomLoss online", "GeomLoss", "POT lazy")
     found += [
         sinkhorn_row("cpu", "sinkhorn/4096-3", (4096, 3), 10, {}),

@@ -245,14 +245,7 @@ def figures(row, ours, call, limits):
     memory = "" if memory is None else f"{memory / 2**20:,.0f}"
     error = "" if math.isnan(call["error"]) else f"{call['error']:.0e}"
     error += "" if call["right"] else ", too large"
-    return [
-        ms("forward"),
-        ms("both"),
-        " / ".join(ratios),
-        rate,
-        share,
-        memory,
-            error]  # fmt: skip
+    return [ms("forward"), ms("both"), " / ".join(ratios), rate, share, memory, error]
 
 
 def picture(rows, found, file):

@@ -20,13 +20,14 @@ MODULES = {
     "OTT-JAX": "ott",
     "flash-sinkhorn": "flash_sinkhorn",
 }
-
+"""The module of each package."""
 
 MANY = 8192
-"""Points from which on nobody stores all pairs."""
+"""Up to so many points others store all pairs."""
 
 
 def installed(name):
+    """Whether one of the packages is."""
     return find_spec(MODULES[name]) is not None
 
 
@@ -94,6 +95,8 @@ def inside_keys(q, k, v, bias, scale):
 
 
 def with_backend(call, backend):
+    """A call for which SDPA has one backend only."""
+
     def run():
         with sdpa_kernel(backend):
             return call()
@@ -159,7 +162,7 @@ def solvers(given, exact=None, tol=None, steps=None, without=()):
     """Others' solvers of a problem, to a tolerance or with a number of steps.
 
     The error is that of the potential of the second cloud, where `exact` is given, and else that
-    of the marginals.
+    of the marginals. Solvers in `without` are left out.
     """
     found = {}
     for name, package in SOLVERS.items():

@@ -111,8 +111,8 @@ def make(solver, given, tol=None, steps=None):
     if solver.startswith("GeomLoss"):
         return make_geomloss(solver, given, tol, steps)
     # These begin with the potential of the second cloud.
-    turn = make_pot if solver.startswith("POT") else make_ott
-    solve, read = turn(solver, given.turned(), tol, steps)
+    make_turned = make_pot if solver.startswith("POT") else make_ott
+    solve, read = make_turned(solver, given.turned(), tol, steps)
 
     def turned(out):
         g, f, count = read(out)

@@ -1,4 +1,4 @@
-"""Sinkhorn steps in one launch against the steps one by one, on a GPU or interpreted.
+"""Sinkhorn steps by kernels against the steps one by one, on a GPU or interpreted.
 
 The interpreter runs programs one after another, so there each problem has one program; several
 that wait for each other run on a GPU only (`--device cuda`).
@@ -65,7 +65,7 @@ def in_double(scores, marginals):
 
 
 def one_by_one(scores, marginals, g, steps):
-    """The present path, whatever there is beside it."""
+    """The steps one by one, by the dense reference."""
     return alternate(replace(scores, impl="reference"), marginals, g, steps)
 
 
@@ -276,6 +276,9 @@ RECORDED = {
     "bfloat16": dict(dtype=torch.bfloat16),
     "large scores": dict(scale=3.0, dead=True, large=True),
     "far biases": dict(spread=40.0, large=True),
+    "shares of many keys": dict(m=20, n=600, shares=(2, 1)),
+    "shares of many queries": dict(m=600, n=20, shares=(1, 2)),
+    "shares, symmetric": dict(m=520, n=520, batch=(1,), symmetric=True, shares=(2, 2)),
 }
 
 
@@ -283,11 +286,11 @@ RECORDED = {
 def test_steps_are_recorded_and_gone_back_in_one_launch(case, monkeypatch):
     """Gradients of wide points, log-weights, start and constants, against autograd in float64.
 
-    Two programs share columns where the device is wide enough for that.
+    Where there are many columns, programs share those of a block of rows.
     """
     given = dict(
         m=50, n=70, batch=(2,), dead=False, slack=(math.inf, math.inf), symmetric=False,
-        scale=0.3, spread=1.0, large=False, dtype=torch.float32,
+        scale=0.3, spread=1.0, large=False, dtype=torch.float32, shares=(1, 1),
     ) | case  # fmt: skip
     m, n, batch, d, count = given["m"], given["n"], given["batch"], 9, 4
     (x, log_a), (y, log_b) = (cloud(*batch, size, d, dead=given["dead"]) for size in (m, n))
@@ -302,6 +305,7 @@ def test_steps_are_recorded_and_gone_back_in_one_launch(case, monkeypatch):
     if tau != [1.0, 1.0]:
         numbers += [t.expand(*batch, size) for t, size in zip(masses, (m, n), strict=True)]
     kernels, launches = pf.ops.implementation("triton"), []
+    assert ON_GPU or kernels._steps._wide_plan(x, y).shares == given["shares"]
     for name in ("adjoint_steps", "term_factors"):
         once = getattr(kernels, name)
         counted = lambda *a, name=name, once=once: launches.append(name) or once(*a)
@@ -359,7 +363,7 @@ def test_the_operator_is_registered_right():
     arguments = ([x, y], [log_a, log_b], [], torch.zeros(1, 2, 4), 1.0, [1.0, 1.0], 1, False)
     torch.library.opcheck(operator, arguments)
     out = operator(*arguments[:3], torch.zeros(1, 2, 4, requires_grad=True), *arguments[4:])
-    with pytest.raises(NotImplementedError, match="one launch have no gradient"):
+    with pytest.raises(NotImplementedError, match="Sinkhorn steps with .* have no gradient"):
         out.sum().backward()
 
 

@@ -91,10 +91,10 @@ def relate(
 
 
 def _check_scores(scores: Scores, normaliser: Normaliser) -> Callable[[], None]:
-    """Raise for scores that cannot be normalised; on a GPU when what is returned is called.
+    """Raise for scores that cannot be normalised; on a GPU only what is returned raises.
 
-    By then the GPU has its work and need not wait for the host, which waits for the size of the
-    scores. Layers do not check.
+    It is called once the GPU has its work: the host must wait for the size of the scores, and the
+    GPU works meanwhile. Layers do not check.
     """
     iterates, nothing = isinstance(normaliser, Sinkhorn), lambda: None
     if iterates and normaliser.to_tolerance:

@@ -52,7 +52,7 @@ ROUNDING = 2.0**-19
 that of potentials of size 16."""
 
 SMALL = FAR / 2
-"""Potentials of at most this size need no distances: they are near each other."""
+"""Potentials of at most this size are near each other, so that no distances are computed."""
 
 MOST_TERMS = 64
 """The largest number of terms in a group."""
@@ -130,15 +130,16 @@ class Steps:
 def adjoint(
     steps: Steps, record: Pair, largest: Tensor, grad: Tensor, wanted: list[bool]
 ) -> tuple[list[Tensor | None], list[Tensor]]:
-    r"""Gradients in queries and in keys; then $\sum x^t$, $u^0$, and two sums of $u$.
+    r"""Gradients in queries and in keys, and the sums that give all other gradients.
 
-    Of the two, the first has what reaches $G^{t-1}$ through $R^t$, and the second what reaches
-    $G^t$.
+    These are $\sum_tx^t$, $u^0$, the sum of what reaches $G^{t-1}$ through $R^t$, and
+    $\sum_{t\ge1}u^t$.
 
     Args:
         steps: the steps.
-        record: what was kept of them: of numbers for each query two summands of $R^t$ and the bias
-            of $C^t$, of numbers for each key the bias of $R^t$ and two summands of $C^t$.
+        record: what was kept of them: for each query two summands of $R^t$ and the bias of $C^t$,
+            for each key the bias of $R^t$ and two summands of $C^t$; nothing of $C^t$ for
+            symmetric steps.
         largest: the largest of these biases and log-integrals, in size; infinite if not known.
         grad: $u^K$.
         wanted: whether gradients in queries and in keys are.
@@ -174,7 +175,11 @@ def _in_few_launches(
     steps: Steps, record: Pair, largest: Tensor, grad: Tensor, wanted: list[bool],
     add: Callable[[list[Any]], None],
 ) -> Pair:  # fmt: skip
-    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$, by one launch; terms are then added."""
+    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$, by one launch for all steps.
+
+    Then the gradients of all terms in the points are added. Factors of terms are formed by one
+    kernel for each side where all potentials are small, and else in groups by their distances.
+    """
     read = on_host(largest) if any(wanted) else None
     u, x = steps.reductions.adjoint_steps(
         steps.points, record, grad, steps.scale, steps.damping, steps.symmetric
@@ -231,7 +236,7 @@ def _one_by_one(
     return torch.stack(us[::-1]), torch.stack(xs[::-1])
 
 
-def _kept(record: Pair, term: int, symmetric: bool) -> tuple[int, tuple[Tensor, Pair]]:
+def _kept_of(record: Pair, term: int, symmetric: bool) -> tuple[int, tuple[Tensor, Pair]]:
     """Which side a term is from, its bias, and two summands of the log-integral."""
     of_queries, of_keys = record
     back, kind = divmod(term, 1 if symmetric else 2)
@@ -245,7 +250,7 @@ def _of_factors(
     steps: Steps, record: Pair, term: int, factors: Pair, wanted: list[bool]
 ) -> list[Any]:
     """Gradients in the points of terms whose factors are relative to the first of them."""
-    side, kept = _kept(record, term, steps.symmetric)
+    side, kept = _kept_of(record, term, steps.symmetric)
     none = torch.zeros_like(kept[1][0])
     return steps.vjp(side, kept, none, factors, [*wanted, False])[:2]
 
@@ -263,23 +268,23 @@ class _Terms:
     def __init__(self, steps: Steps, record: Pair) -> None:
         self._steps, self._record, self.unit = steps, record, steps.reductions.IN_BASE
         of_queries, of_keys = ([x.flip(0) for x in kept.unbind(1)] for kept in record)
-        self._kept = [(of_keys[0], of_queries[:2])]
+        self._kinds = [(of_keys[0], of_queries[:2])]
         if not steps.symmetric:
-            self._kept = [(of_queries[2], of_keys[1:]), *self._kept]
+            self._kinds = [(of_queries[2], of_keys[1:]), *self._kinds]
         self.steps = len(record[0])
-        self.count = len(self._kept) * self.steps
+        self.count = len(self._kinds) * self.steps
         self.live = torch.cat([steps.log_b, steps.log_a], -1) != -torch.inf
 
     def kept(self, term: int) -> tuple[int, tuple[Tensor, Pair]]:
         """Which side a term is from, its bias, and two summands of the log-integral."""
-        return _kept(self._record, term, self._steps.symmetric)
+        return _kept_of(self._record, term, self._steps.symmetric)
 
     def potentials(self, group: slice, dtype: torch.dtype) -> list[Tensor]:
         r"""$\varphi,\psi$ of some terms, in the base of the implementation."""
-        kinds, logarithm = len(self._kept), self._steps.reductions.logarithm
+        kinds, logarithm = len(self._kinds), self._steps.reductions.logarithm
         first, last = group.start // kinds, -(-group.stop // kinds)
         sides = list[Pair]()
-        for bias, (high, low) in self._kept:
+        for bias, (high, low) in self._kinds:
             tilt = (bias[first:last] * self.unit).to(dtype)
             whole = -high[first:last].to(dtype) - logarithm(low[first:last].to(dtype))
             sides.append((tilt, whole) if len(sides) < kinds - 1 else (whole, tilt))
@@ -297,7 +302,7 @@ class _Terms:
         tau_a, tau_b = self._steps.damping
         live = lambda logs, like: (logs != -torch.inf).to(like.dtype).expand(like.shape)
         left, right = -tau_a * x.flip(0), live(self._steps.log_b, u[1:])
-        if len(self._kept) == 1:
+        if len(self._kinds) == 1:
             return left, right
         both = lambda *pair: torch.stack(pair, 1).flatten(0, 1)
         return both(live(self._steps.log_a, x), left), both(-tau_b * u[1:].flip(0), right)
@@ -324,7 +329,7 @@ class _Terms:
         phi, psi = self.potentials(slice(0, self.count), dtype)
         whole = torch.cat([psi, -phi], -1) / self.unit
         plain = whole.clone()
-        n, kinds = psi.shape[-1], len(self._kept)
+        n, kinds = psi.shape[-1], len(self._kinds)
         plain[kinds - 1 :: kinds, ..., :n] -= self._steps.log_b
         if kinds == 2:
             plain[::2, ..., n:] += self._steps.log_a

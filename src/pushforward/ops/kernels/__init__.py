@@ -1,8 +1,10 @@
-"""The reductions, Sinkhorn steps, decaying sums and small matrices on NVIDIA GPUs, in Triton.
+"""The reductions, Sinkhorn steps, decaying sums and small matrices on NVIDIA GPUs.
 
-Narrow points (at most four coordinates) run on the ordinary arithmetic units, wide ones on tensor
-cores. Inputs in float32 are accurate to float32: numbers are split into halves where tensor cores
-need them. Inputs in bfloat16 and float16 are multiplied as they are and added in float32.
+Kernels are in Triton, some for compute capability 9.0 in Gluon. Narrow points (at most four
+coordinates) run on the ordinary arithmetic units, wide ones on tensor cores. Results for float32
+are accurate to float32, unless rounding is asked for: numbers are split into float16 halves where
+tensor cores need them. Inputs in bfloat16 and float16 are multiplied as they are and added in
+float32.
 
 Without a GPU the kernels run in Triton's interpreter, if `TRITON_INTERPRET=1` is set.
 """
@@ -169,13 +171,13 @@ def sinkhorn_steps(
         steps: how many, at least one.
         symmetric: whether queries are the keys, and a step is $G\leftarrow(G+F)/2$.
     """
-    batch, work = _work(points, [*logs, start, *(constants or ())], scale, damping, symmetric)
+    batch, work = _work(points, logs, constants, start, scale, damping, symmetric)
     out = take_steps(*work[:6], steps, symmetric)
     return out.reshape(*batch, out.shape[-1])
 
 
 def has_recorded_steps(q: Tensor, k: Tensor, numbers: Tensor, steps: int) -> bool:
-    """Whether steps on these points can be recorded in one launch, with numbers of this dtype."""
+    """Whether so many steps on these points can be recorded, with numbers of this dtype."""
     single = numbers.dtype == torch.float32 and q.dtype == k.dtype in (torch.float32, *HALF)
     return single and q.shape[-1] > NARROW and steps <= MOST and has_steps(q, k)
 
@@ -184,11 +186,11 @@ def recorded_steps(
     points: Pair, logs: Pair, constants: Pair | None, start: Tensor,
     scale: float, damping: tuple[float, float], steps: int, symmetric: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """What `sinkhorn_steps` gives, for wide points, and the record that `adjoint_steps` needs.
+    """The result of `sinkhorn_steps`, for wide points, and the record that `adjoint_steps` needs.
 
-    Then the largest logarithm in the record, in size, of atoms with mass.
+    The last tensor is the largest logarithm in the record, in size, of atoms with mass.
     """
-    batch, work = _work(points, [*logs, start, *(constants or ())], scale, damping, symmetric)
+    batch, work = _work(points, logs, constants, start, scale, damping, symmetric)
     *found, largest = record_steps(work, steps)
     out, of_queries, of_keys = (x.reshape(*x.shape[:-3], *batch, x.shape[-1]) for x in found)
     return out, of_queries, of_keys, largest
@@ -208,10 +210,10 @@ def adjoint_steps(
         damping: $\tau_a,\tau_b$.
         symmetric: whether steps are. There is no $x$ then.
     """
-    batch, work = _work(points, [grad], scale, damping, symmetric)
-    two = work.start.shape[:2]
-    of_queries, of_keys = (x.reshape(*x.shape[:2], *two, x.shape[-1]) for x in record)
-    found = run_adjoint(work, (of_queries, of_keys), work.start)
+    batch = record[0].shape[2:-1]
+    both, kept = [_folded(x, batch) for x in points], _folded_record(record)
+    grad = _folded_rows(grad, batch)
+    found = run_adjoint(both, kept, grad, float(scale), list(damping), symmetric)
     u, x = (y.reshape(len(y), *batch, y.shape[-1]) for y in found)
     return u, x
 
@@ -228,12 +230,10 @@ def term_factors(
         terms: which, in the order of `sinkhorn._adjoint`.
         symmetric: whether steps are.
     """
-    batch = record[0].shape[2:-1]
-    two = (math.prod(batch[:-1]), *(batch[-1:] or (1,)))
-    kept = [x.reshape(*x.shape[:2], *two, x.shape[-1]) for x in record]
-    of_steps = [x.reshape(len(x), *two, x.shape[-1]) for x in adjoints]
-    both = ((kept[0], kept[1]), (of_steps[0], of_steps[1]))
-    left, right = run_factors(*both, list(damping), terms, symmetric)
+    batch, kept = record[0].shape[2:-1], _folded_record(record)
+    two = kept[0].shape[2:4]
+    of_queries, of_keys = (x.reshape(len(x), *two, x.shape[-1]) for x in adjoints)
+    left, right = run_factors(kept, (of_queries, of_keys), list(damping), terms, symmetric)
     return left.reshape(*batch, *left.shape[2:]), right.reshape(*batch, *right.shape[2:])
 
 
@@ -275,24 +275,28 @@ def _reduced(
 
 
 def _work(
-    points: Pair, numbers: list[Tensor], scale: float, damping: tuple[float, float],
-    symmetric: bool,
+    points: Pair, logs: Pair, constants: Pair | None, start: Tensor, scale: float,
+    damping: tuple[float, float], symmetric: bool,
 ) -> tuple[torch.Size, Work]:  # fmt: skip
-    """The leading axes of steps, and the steps with two of them.
-
-    The numbers are log-weights, a start and constants, or only one for each key.
-    """
+    """The leading axes of steps, and the steps with two of them."""
+    numbers = [*logs, start, *(constants or ())]
     batch = _batch(*(t.shape[:-2] for t in points), *(t.shape[:-1] for t in numbers))
     m, n = points[0].shape[-2], points[1].shape[-2]
-    sizes = (n,) if len(numbers) == 1 else (m, n, n, m, n)
-    folded = [
+    log_a, log_b, start, *folded = [
         _folded_rows(t.expand(*t.shape[:-1], size), batch)
-        for t, size in zip(numbers, sizes, strict=False)
+        for t, size in zip(numbers, (m, n, n, m, n), strict=False)
     ]
     both = [_folded(x, batch) for x in points]
-    start = folded[2] if len(folded) > 2 else folded[0]
-    work = Work(both, folded[:2], folded[3:], start, float(scale), list(damping), symmetric)
+    work = Work(both, [log_a, log_b], folded, start, float(scale), list(damping), symmetric)
     return batch, work
+
+
+def _folded_record(record: Pair) -> Pair:
+    """Records with exactly two axes between steps, kinds of numbers and points."""
+    batch = record[0].shape[2:-1]
+    two = (math.prod(batch[:-1]), *(batch[-1:] or (1,)))
+    of_queries, of_keys = (x.reshape(*x.shape[:2], *two, x.shape[-1]) for x in record)
+    return of_queries, of_keys
 
 
 def _batch(*shapes: torch.Size) -> torch.Size:

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton import knobs
 
 from ..._tools.precision import HALF
-from ._problem import padded_width, strides
+from ._problem import Inputs, padded_width, strides
 from ._split import processors
 from ._tiles import (
     HOPPER_GRADIENTS,
@@ -28,11 +28,9 @@ ALIGNED = 8
 """Strides of points in half precision are multiples of this, as the copying unit needs them."""
 
 Gradient = Literal["queries", "keys"]
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Queries, keys, values and biases."""
 
 REGISTERS = {"maxnreg": 168, "REGISTERS": 240}
-"""Registers of a thread at the start, and of those that multiply afterwards."""
+"""Registers of a thread at the start, and then of those that multiply. Those that copy keep 24."""
 
 
 @cache
@@ -63,6 +61,7 @@ def takes_log(q: Tensor, k: Tensor, bias: Tensor) -> bool:
 
 
 def _log_tile(width: int) -> Tile:
+    """The tile of log-integrals of points of this width."""
     return next(tile for widest, tile in HOPPER_LOG_TILES.items() if width <= widest)
 
 
@@ -77,7 +76,7 @@ def takes_gradient(which: Gradient, inputs: Inputs, g: Tensor) -> bool:
 
 
 def _multiplied(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
-    """Whether there are kernels for points in half precision, as they lie in memory."""
+    """Whether there are kernels for points that are multiplied as they lie in memory."""
     return (
         q.dtype in HALF
         and v.shape[-1] > 0
@@ -88,7 +87,10 @@ def _multiplied(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> bool:
 
 
 def _fits(k: Tensor, bias: Tensor) -> bool:
-    """Whether there are kernels for this device, and so many keys and such biases."""
+    """Whether there are kernels for this device, and so many keys and such biases.
+
+    Kernels count keys, and those of one more block, in 32 bits.
+    """
     return 0 < k.shape[-2] < 1 << 30 and bias.stride(-1) in (0, 1) and available(k.device)
 
 

@@ -10,16 +10,14 @@ from torch import Tensor
 
 from ..._tools.precision import HALF
 from . import _hopper as hopper
-from ._problem import LARGE, Clock, Halves, padded_width, strides, survey, without_dead
+from ._problem import LARGE, Clock, Halves, Inputs, padded_width, strides, survey, without_dead
 from ._split import columns, room, split, summed
 from ._tiles import GROUP, NARROW, TOGETHER, Tile, tile_of
 from .programs import narrow, survey as survey_programs, wide, wide_backward
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Queries, keys, values and biases."""
-
 Handed = list[tuple[Any, ...]]
-"""What the kernels of queries and of keys are given about the queries."""
+"""What the kernels of queries and of keys are given about the queries, see `backward`: offsets,
+gradients, summands, and for float32 low halves of gradients and units."""
 
 
 class Reduced(NamedTuple):
@@ -38,7 +36,8 @@ class Ready(NamedTuple):
         found: their survey, if they need one.
         high: queries, keys and values as tensor cores take them.
         low: their low halves.
-        halves: how many of them float32 numbers have in products, 2 or 1; 0 for other points.
+        halves: how many halves of a float32 number are used in products, 2 or 1; 0 where points
+            are multiplied as they are.
     """
 
     found: Tensor | None
@@ -84,7 +83,8 @@ def forward(
     if result.peak.numel() == 0:
         return result
     large = problems * m * n >= LARGE and clock is None
-    # float16 cannot hold weights without a maximum: those of values in halves, or of float16.
+    # Weights multiply wide values in half precision. Relative to another shift than the largest
+    # score they may be too large for float16, which has the halves of float32 numbers, too.
     bounded = large and (thin or e == 0 or q.dtype == torch.bfloat16)
     modes: tuple[int, ...] = (1, 2) if bounded else (0,)
     if guard and half and not thin and not bounded:
@@ -145,7 +145,7 @@ def backward(
     In float32, and for narrow points, the weights are formed relative to the shift, and $o'$ and
     $c$ are divided by the total instead. So the gradients of large scores are as accurate as
     their differences. Wide points in float32 are multiplied as halves, see `upstream_halves`.
-    They need to know whether the shift is the `largest` score. Without values it need not be.
+    For them `largest` says whether the shift is the largest score. Without values it need not be.
     What is `known` may be so for other biases.
     In half precision, keys and values of wide points must be finite even where there is no mass.
     """
@@ -200,6 +200,11 @@ class _Shared(NamedTuple):
     clock: Clock | None
 
     @property
+    def thin(self) -> bool:
+        """Whether points and values are narrow."""
+        return max(self.inputs[0].shape[-1], self.inputs[2].shape[-1]) <= NARROW
+
+    @property
     def steps(self) -> tuple[tuple[int, ...], ...]:
         """Strides of queries, keys, values, biases and upstream gradients."""
         return tuple(map(strides, (*self.operands[:4], self.handed[0][1])))
@@ -211,27 +216,27 @@ class _Shared(NamedTuple):
 
     def options(self, tile: Tile, even: bool) -> dict[str, Any]:
         """Arguments of a kernel that it is compiled for."""
-        (q, _, v, _), thin = self.inputs, len(self.sizes) == 4
-        d, e = q.shape[-1], v.shape[-1]
+        d, e = self.inputs[0].shape[-1], self.inputs[2].shape[-1]
         widths: dict[str, Any] = dict(D=d, E=e, ENDS=_kind_of_ends(self.known.found, self.clock))
-        if not thin:
+        if not self.thin:
             padded = dict(D_PAD=padded_width(d), E_PAD=padded_width(e))
             widths |= padded | dict(SPLIT=self.known.halves)
-        return widths | _options(tile, thin, even)
+        return widths | _options(tile, self.thin, even)
 
 
 def _gradient_of_queries(shared: _Shared) -> Tensor:
     """The gradient in queries, by a loop over keys."""
     q, k, v, _ = shared.inputs
     m, n, problems = q.shape[-2], k.shape[-2], prod(q.shape[:-2])
-    half, thin = q.dtype in HALF, len(shared.sizes) == 4
+    half, thin = q.dtype in HALF, shared.thin
     tile, group = tile_of("queries", q.shape[-1], v.shape[-1], half=half), GROUP if thin else 1
     parts = split(q, problems * -(-m // tile.rows), n, group * tile.columns)
     made = room(parts, q.shape, q.dtype if half else torch.float32, q.device)
     clock, handed = shared.clock, shared.handed[0]
     ends = shared.known.found if clock is None else clock.ends(tile.rows, group * tile.columns)
     if shared.gluon("queries", parts):
-        hopper.queries(shared.inputs, handed[1], handed[:3:2], ends, shared.sizes[3], made)
+        offset, g, delta, *_ = handed
+        hopper.queries(shared.inputs, g, (offset, delta), ends, shared.sizes[3], made)
     else:
         run = narrow.backward_queries if thin else wide_backward.queries
         run[-(-m // tile.rows) * problems, parts](
@@ -245,7 +250,7 @@ def _gradients_of_keys(shared: _Shared, wanted: list[bool]) -> list[Tensor | Non
     """The gradients in keys, values and biases, by a loop over queries."""
     q, k, v, bias = shared.inputs
     (*batch, n, d), m, e = k.shape, q.shape[-2], v.shape[-1]
-    problems, half, thin = prod(batch), q.dtype in HALF, len(shared.sizes) == 4
+    problems, half, thin = prod(batch), q.dtype in HALF, shared.thin
     tile, group = tile_of("keys", d, e, half=half), GROUP if thin else 1
     parts = split(q, problems * -(-n // tile.columns), m, group * tile.rows)
     dtype = q.dtype if half else torch.float32
@@ -257,8 +262,8 @@ def _gradients_of_keys(shared: _Shared, wanted: list[bool]) -> list[Tensor | Non
     clock, handed = shared.clock, shared.handed[1]
     starts = shared.known.found if clock is None else clock.starts(group * tile.rows, tile.columns)
     if shared.gluon("keys", parts):
-        pair, more = handed[:3:2], needed[:2]
-        hopper.keys(shared.inputs, handed[1], pair, starts, shared.sizes[3], several, more)
+        (offset, g, delta, *_), factor = handed, shared.sizes[3]
+        hopper.keys(shared.inputs, g, (offset, delta), starts, factor, several, needed[:2])
     else:
         run = narrow.backward_keys if thin else wide_backward.keys
         for turn in _turns(needed, max(d, e), half=half):
@@ -314,8 +319,8 @@ def _upstream_halves(
 ) -> Handed:  # fmt: skip
     """The same in halves: an offset, a gradient, a summand, the low half of the gradient, units.
 
-    The kernel of keys has a unit for `size` queries. The bounds of weights say whether the shift
-    is the largest score, and whether the survey is one of these very biases.
+    The kernel of keys has one unit for `size` queries; see `survey.upstream_halves`. The two
+    bounds of weights are its `LARGEST` and `BIASES`.
     """
     d_out, d_log = upstream
     (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
@@ -329,8 +334,8 @@ def _upstream_halves(
         batch[1], factor, strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size,
         LARGEST=bounds[0], BIASES=bounds[1],
     )  # fmt: skip
-    slope, offset, unit, fit_queries, fit_keys = rows
-    first = (offset, high, slope, low)
+    delta, offset, unit, fit_queries, fit_keys = rows
+    first = (offset, high, delta, low)
     return [(*first, fit_queries, unit), (*first, fit_keys, units)]
 
 

@@ -24,8 +24,8 @@ def reduce(
     """Average and log-integral of `(b, h, m, k)` queries; `v` may have width 0.
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
-    With `guard`, keys and values of atoms without mass need not be finite. If `rounded`, float32
-    numbers have one half in products instead of two.
+    With `guard`, keys and values of atoms without mass need not be finite. If `rounded`, wide
+    float32 points are rounded to float16 in products.
     """
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
     clock = clock_of(query_times, key_times)

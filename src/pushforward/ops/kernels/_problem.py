@@ -15,6 +15,9 @@ from torch.nn.functional import pad
 
 from .programs import survey as programs
 
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values and biases."""
+
 LARGE = 1 << 26
 """From this many pairs on, a survey of the points costs less than it saves."""
 
@@ -53,8 +56,9 @@ def survey(
 class Halves(NamedTuple):
     r"""Float32 points as $x=2^{-e}(x_h+x_l)$ with float16 $x_h,x_l$, to about 23 bits.
 
-    They have zeros up to a power of two. The largest number comes to lie between 2^14 and 2^15,
-    and numbers down to 2^-18 of it keep all their bits. A survey knows $e$.
+    Zeros follow their coordinates up to a width that is a power of two. The largest number comes
+    to lie between 2^14 and 2^15, and numbers down to 2^-18 of it keep all their bits. A survey
+    knows $e$.
 
     Args:
         high: $x_h$ of queries, keys and values.

@@ -1,4 +1,4 @@
-"""Many Sinkhorn steps in one launch, or in one for each half-step, and their operator."""
+"""Launches of Sinkhorn steps and of the way back through them, and the operator of steps."""
 
 from math import prod
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from ._split import processors
 from ._tiles import NARROW, WidePlan, planned, wide_planned
 from .programs import steps, wide_adjoint, wide_steps
 
-WHAT = "Sinkhorn steps in one launch"
+WHAT = "Sinkhorn steps with `impl='triton'`"
 """Their name in messages."""
 
 EXTRA = steps.EXTRA.value
@@ -25,7 +25,7 @@ TERM_ROWS = 64
 """Points of which a program forms the factors."""
 
 MOST = 1 << 16
-"""Sinkhorn steps in one launch, so that meetings of programs can be counted in 32 bits."""
+"""The most Sinkhorn steps of one launch, whose barriers are then counted in 32 bits."""
 
 
 class Work(NamedTuple):
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 def run_steps(work: Work, count: int) -> Tensor:
-    """The potential of the keys after `count` Sinkhorn steps."""
+    """The potential of the keys after `count` Sinkhorn steps, at most `MOST` in each turn."""
     narrow = work.points[0].shape[-1] <= NARROW
     for done in range(0, count, MOST):
         steps = min(count - done, MOST)
@@ -74,9 +74,9 @@ def fits(q: Tensor, k: Tensor) -> bool:
 def record_steps(work: Work, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The potential after at most `MOST` steps on wide points, and a record for gradients.
 
-    The record has shapes `(count, 3, b, h, m)` and `(count, 3, b, h, n)`, with symmetric steps
-    two numbers for a query and one for a key. `sinkhorn._adjoint.adjoint` says what they are. Then
-    the largest of their biases and log-integrals, in size.
+    The record has shapes `(count, 3, b, h, m)` and `(count, 3, b, h, n)`; of symmetric steps it
+    has two numbers for a query and one for a key. `sinkhorn._adjoint.adjoint` says what they are.
+    The last result is the largest of its biases and log-integrals, in size.
     """
     q, k = work.points
     kinds = (2, 1) if work.symmetric else (3, 3)
@@ -92,42 +92,56 @@ def record_steps(work: Work, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     return out, of_queries, of_keys, largest.view(torch.float32)
 
 
-def adjoint_steps(work: Work, record: tuple[Tensor, Tensor], grad: Tensor) -> list[Tensor]:
-    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$ of recorded steps; `grad` is $u^K$.
+def adjoint_steps(
+    points: list[Tensor], record: tuple[Tensor, Tensor], grad: Tensor, factor: float,
+    damping: list[float], symmetric: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$ of recorded steps.
 
-    With symmetric steps the second are not written.
+    Args:
+        points: queries `(b, h, m, d)` and keys.
+        record: what `record_steps` has recorded.
+        grad: $u^K$, `(b, h, n)`.
+        factor: $s$.
+        damping: $\tau_a,\tau_b$.
+        symmetric: whether steps are. There is no $x$ then.
     """
-    (q, k), (of_queries, of_keys) = work.points, record
+    (q, k), (of_queries, of_keys) = points, record
     count, tasks = len(of_queries), _tasks(q, k)
     u = grad.new_empty(count + 1, *k.shape[:-1], dtype=torch.float32)
-    x = grad.new_empty(0 if work.symmetric else count, *q.shape[:-1], dtype=torch.float32)
+    x = grad.new_empty(0 if symmetric else count, *q.shape[:-1], dtype=torch.float32)
     u[count] = grad
     room = q.new_empty(tasks.rows * wide_adjoint.KEPT.value, dtype=torch.float32)
     wide_adjoint.run[(tasks.problems * tasks.plan.programs,)](
         *tasks.operands, of_queries, of_keys, x, u, room, tasks.shared, tasks.counters,
-        q.shape[-2], k.shape[-2], work.factor, *work.damping, count, tasks.problems,
-        tasks.plan.programs, *tasks.plan.shares, SYMMETRIC=work.symmetric, **tasks.options,
+        q.shape[-2], k.shape[-2], factor, *damping, count, tasks.problems,
+        tasks.plan.programs, *tasks.plan.shares, SYMMETRIC=symmetric, **tasks.options,
     )  # fmt: skip
-    return [u, x]
+    return u, x
 
 
 def term_factors(
     record: tuple[Tensor, Tensor], adjoints: tuple[Tensor, Tensor], damping: list[float],
     terms: slice, symmetric: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """The factors of some terms for queries and for keys, `(b, h, m, terms)`; see `adjoint`.
+    """The factors of some terms for queries, `(b, h, m, terms)`, and for keys.
 
-    They are relative to the potentials of the first of these terms.
+    They are relative to the potentials of the first of these terms, see `sinkhorn._adjoint`.
     """
     count, each = terms.stop - terms.start, 1 if symmetric else 2
     padded, found = 1 << max(0, count - 1).bit_length(), list[Tensor]()
+    # Which term of a step has an adjoint of this side as factor: for queries the one with weights
+    # P, the last; for keys that with Q, the first. Symmetric steps have no Q: 1 is none of theirs.
+    weighted = each - 1, 0 if each == 2 else 1
+    # A record of queries has two summands, then a bias; one of keys a bias, then two summands.
+    high, bias = (0, 1), (2, 0)
     for side, (kept, adjoint) in enumerate(zip(record, adjoints, strict=True)):
         steps, kinds, b, h, n = kept.shape
         made = kept.new_empty(b, h, n, count)
         wide_adjoint.factors[(-(-n // TERM_ROWS) * b * h,)](
             kept, adjoint, made, n, steps, terms.start, count, damping[side],
-            EACH=each, KINDS=kinds, HIGH=side, BIAS=0 if side else 2,
-            WEIGHTED=each % 2 if side else each - 1, TERMS=padded, SIZE=TERM_ROWS,
+            EACH=each, KINDS=kinds, HIGH=high[side], BIAS=bias[side], WEIGHTED=weighted[side],
+            TERMS=padded, SIZE=TERM_ROWS,
         )  # fmt: skip
         found.append(made)
     return found
@@ -177,7 +191,7 @@ def _narrow(work: Work, half_steps: int) -> Tensor:
 def _wide(
     work: Work, half_steps: int, record: tuple[Tensor | None, ...] = (None, None, None)
 ) -> Tensor:
-    """One launch for wider points, on tensor cores."""
+    """Wider points: one launch, on tensor cores; the record is filled if there is one."""
     (q, k), numbers = work.points, work.numbers
     (*batch, m, _), n = q.shape, k.shape[-2]
     tasks = _tasks(q, k)

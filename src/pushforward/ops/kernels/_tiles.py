@@ -76,25 +76,25 @@ SPLIT_TILES: dict[Pass, dict[int, Tile]] = {
 """For wide points in float32, which are split into halves."""
 
 TOGETHER = 64
-"""Up to this width one kernel finds gradients of keys and of values, in float32.
+"""Up to this width one launch finds gradients of keys and of values, in float32.
 
-Registers do not suffice above, and scores are formed twice.
+Above, registers do not suffice for both, so each has a launch and the scores are formed twice.
 """
 
 HOPPER_WIDTHS = range(17, 65)
-"""Widths at which the kernel in Gluon is faster."""
+"""Widths at which averages in half precision, and their gradients, are faster in Gluon."""
 
 HOPPER_TILE = Tile(128, 128, 4, 3)
-"""Its tile. Two groups of as many warps share the rows."""
+"""The tile of these averages. Two groups of as many warps share the rows."""
 
 HOPPER_LOG_WIDTHS = range(33, 129)
-"""The same for log-integrals of float32 points."""
+"""Widths at which log-integrals of float32 points are faster in Gluon."""
 
 HOPPER_LOG_TILES = {64: Tile(256, 128, 4, 4), 128: Tile(128, 128, 4, 2)}
-"""Tiles of these, up to each width."""
+"""Tiles of these log-integrals, up to each width."""
 
 HOPPER_GRADIENTS: dict[Pass, Tile] = {"queries": Tile(128, 128, 4, 4), "keys": Tile(64, 128, 4, 4)}
-"""Those of its gradients. Two groups of as many warps share queries, or keys."""
+"""Tiles of the gradients in half precision. Two groups of as many warps share queries, or keys."""
 
 
 def tile_of(which: Pass, d: int, e: int, *, half: bool) -> Tile:
@@ -133,12 +133,12 @@ REGISTERS = 128
 
 
 SEPARATE = 1 << 29
-"""From this many pairs on, the half-steps of narrow points are launches of their own. A half-step
-takes longer then than the host needs for a launch, and programs that do not wait for each other
-may be more than fit at once. So they can be as many as `SEPARATE_REGISTERS` let fit."""
+"""From this many pairs on, the half-steps of narrow points are launches of their own. Each then
+takes longer than the host needs to launch the next. Its programs do not wait for each other, so
+they need not all be on the device at once, and `SEPARATE_REGISTERS` are enough for each."""
 
 SEPARATE_REGISTERS = {3: 72, NARROW: 80}
-"""For points up to each width: the fewest that move nothing to memory in the loop."""
+"""For points up to each width: the fewest registers that move nothing to memory in the loop."""
 
 
 class Plan(NamedTuple):

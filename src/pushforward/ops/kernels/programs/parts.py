@@ -193,9 +193,10 @@ def highest_bias(survey, z):
 
 @triton.jit
 def exponent_of_halves(bits):
-    r"""$e$ with which numbers are multiplied by $2^e$ before they are split into halves.
+    r"""The $e$ such that numbers are multiplied by $2^e$ before they are split into halves.
 
-    The bits are those of the largest one. Zeros are split as if it were 1.
+    `bits` are those of the largest number, which comes to lie between 2^14 and 2^15. Zeros are
+    split as if it were 1.
     """
     return tl.where(bits == 0, 14, tl.minimum(tl.maximum(141 - ((bits >> 23) & 255), -112), 112))
 
@@ -219,7 +220,7 @@ def exponent_above(x):
 
 @triton.jit
 def scale_of_halves(survey, z, which):
-    r"""$2^{-e}$ of the queries (0), keys (1) or values (2)."""
+    r"""$2^{-e}$, what halves are multiplied by, of the queries (0), keys (1) or values (2)."""
     return power(-exponent_of_halves(tl.load(survey + z * FIELDS + which)))
 
 

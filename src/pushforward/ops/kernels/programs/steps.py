@@ -7,13 +7,14 @@ $$F=c_a-\tau_a\log\int e^{s\langle q,k\rangle+G}d\nu,\qquad
 
 In one launch each problem has programs that stay on the device for all steps. A program owns some
 blocks of rows: queries in one half-step, keys in the next. Between two half-steps the programs of
-a problem wait for each other; one that is alone with its problem need not. If a half-step is long,
-it is a launch of its own: then more programs can run at once.
+a problem wait for each other at a barrier; one that is alone with its problem need not. If a
+half-step is long, it is a launch of its own: then more programs can run at once.
 
 The log-integral of a row changes little from step to step. So the last one replaces the largest
-score, and a pair costs a multiply-add for each coordinate, an exponential and an addition; another
-addition where the rows of a block differ much. In the first two half-steps the largest score with
-a few columns does. If a sum leaves a safe range, the block is done again with its largest scores.
+score as the shift, and a pair costs a multiply-add for each coordinate, an exponential and an
+addition; another addition where the shifts of a block differ much. In the first two half-steps the
+largest score with a few columns is the shift. If a sum leaves a safe range, the block is done
+again with its largest scores.
 """
 
 from typing import Any, NamedTuple
@@ -53,12 +54,13 @@ class Side(NamedTuple):
 
 @triton.jit
 def copied(
-    side, x, logs, constants, start, z, H, factor, sx, sl, sc, stride, part, parts,
+    side, x, logs, constants, start, z, H, factor, sx, sl, sc, ss, part, parts,
     D: tl.constexpr, STARTED: tl.constexpr, SHIFTED: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Copy a part of the points and their numbers to where all steps read them.
 
-    Points past the end have no mass. No log-integral is known.
+    Points past the end have no mass. No log-integral is known. Only one side has potentials to
+    start from (`STARTED`). If there are no constants they are 0 (`SHIFTED` is false).
     """
     count, length = side.count, side.length
     for first in tl.range(part * STEP, length, parts * STEP):
@@ -76,7 +78,7 @@ def copied(
             constant *= LOG2E
         bias = log
         if STARTED:
-            value = numbers(problem(start, z, H, stride), first, count, stride[2], 0.0, STEP, True)
+            value = numbers(problem(start, z, H, ss), first, count, ss[2], 0.0, STEP, True)
             value *= LOG2E
             tl.store(at + (D + 4) * length, value)
             bias = tl.where(log == -float("inf"), log, log + value)
@@ -88,9 +90,10 @@ def copied(
 
 @triton.jit
 def met(counter, target, ALONE: tl.constexpr):
-    """Wait until all programs of a problem are here; what they wrote can be read afterwards.
+    """A barrier for all programs of a problem; what they wrote can be read afterwards.
 
-    The read that acquires also drops old lines from the cache of its processor.
+    Each adds 1 to the counter and waits until it is `target`. The read that acquires also drops
+    old lines from the cache of its processor.
     """
     tl.debug_barrier()
     if not ALONE:
@@ -111,7 +114,10 @@ def log_and_constant(rows, i, D: tl.constexpr):
 def renewed(
     rows, columns, i, log, constant, integral, kept, D: tl.constexpr, SYMMETRIC: tl.constexpr
 ):
-    """Compute the new potential of some rows from their log-integral, and store both."""
+    """Compute the new potential of some rows from their log-integral, and store it.
+
+    `kept` is stored as last log-integral: the shift for the next one.
+    """
     at = rows.numbers + D * rows.length + i
     value = constant - rows.tau * integral
     if SYMMETRIC:
@@ -155,14 +161,14 @@ def _columns(columns, length, j0, D: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def _relative_sums(
     points, shift, columns, length,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
+    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, COMMON: tl.constexpr,
 ):  # fmt: skip
-    """Sums of exponentials relative to a shift of each row, or of all of them (`EVEN`)."""
+    """Sums of exponentials relative to a shift of each row, or of all of them (`COMMON`)."""
     s = tl.zeros([BM, BN], tl.float32)
     for j0 in tl.range(0, length, GROUP * BN):
         for g in tl.static_range(GROUP):
             others, bias = _columns(columns, length, j0 + g * BN, D, BN)
-            if EVEN:
+            if COMMON:
                 t = (bias - shift)[None, :]
             else:
                 t = bias[None, :] - shift[:, None]
@@ -189,7 +195,10 @@ def _renew(
     rows, columns, i0, out, final, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     GROUP: tl.constexpr, SYMMETRIC: tl.constexpr,
 ):  # fmt: skip
-    """A half-step of the block of rows from `i0` on, with all columns."""
+    """A half-step of the block of rows from `i0` on, with all columns.
+
+    In the last half-step (`final`) the potentials are also written to `out`.
+    """
     i = i0 + tl.arange(0, BM)
     at = rows.numbers + i
     numbers, length = columns.numbers, columns.length

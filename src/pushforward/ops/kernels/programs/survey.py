@@ -1,4 +1,4 @@
-r"""Kernels that read or write each point once: surveys, halves, what goes upstream, merged parts.
+r"""Kernels that read each point once: surveys, copies, halves, what queries hand on, merged parts.
 
 A survey finds, for each problem, `FIELDS` whole numbers. They grow with what they stand for, so
 their largest can be found by atomic operations, in any order, and 0 means that nothing was there.
@@ -193,6 +193,7 @@ def _copied(
     x, into, b, z, start, N, H, sx, sb,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
+    """Copy `SIZE` points from `start` on, with zeros for those without mass."""
     some = block(problem(x, z, H, sx), start, N, sx, WIDTH, PADDED, SIZE, True)
     some = _live(problem(b, z, H, sb), start, N, sb[2], some, SIZE).to(into.dtype.element_ty)
     i, d = start + tl.arange(0, SIZE), tl.arange(0, PADDED)
@@ -286,9 +287,10 @@ def upstream_halves(
     With $g_i$ and $\delta_i$ the upstream gradient and $-c_i$ over the total, and with weights
     $p_{ij}$ relative to the shift, the gradient in a score is
     $p_{ij}(\langle g_i,v_j\rangle-\delta_i)$. Its factors have bounds that are powers of 2:
-    $2^{x_i}$ is above $|g_i|\max_j|v_j|+|\delta_i|$, and $2^{y_i}$ is above $p_{ij}$. It is 1 if
-    the shift is the largest score (`LARGEST`), else above the total, or above what the lengths of
-    points and the highest bias allow, if the survey is one of these biases (`BIASES`).
+    $2^{x_i}$ is above $|g_i|\max_j|v_j|+|\delta_i|$, and $2^{y_i}$ is at least $p_{ij}$: it
+    is 1 if the shift is the largest score (`LARGEST`). Else it is above the total. If the survey
+    is one of these very biases (`BIASES`), it is above the largest weight that the lengths of
+    points and the highest bias allow, where that is less.
 
     So $2^{15-x_i-y_i}$ times the gradient is at most $2^{15}$ in size, and halves of it
     lose only what is below $2^{-25}$. In sums over queries all terms need the same power,
@@ -315,11 +317,13 @@ def upstream_halves(
         back = scale_of_halves(survey, z, 2)
         most = tl.load(survey + z * FIELDS + 2).to(tl.float32, bitcast=True)
         square = tl.load(survey + z * FIELDS + LONGEST + 2).to(tl.float32, bitcast=True)
+        # Where the squared length leaves float32: at most 256 coordinates, none above `most`.
         fits = (square > 1e-30) & (square < 1e38)
         longest = tl.where(fits, tl.sqrt(square), most * 16.0)
         size = exponent_above(tl.max(tl.abs(wide), 1))
         scaled = wide * power(-size)[:, None]
         length = tl.sqrt(tl.sum(scaled * scaled, 1)) * power(size)
+        # Halves of values that are all zeros have the $e$ of a largest coordinate of 1.
         bound += length * tl.maximum(longest, back * 16384.0)
     x = exponent_above(bound)
     y = tl.zeros([SIZE], tl.int32)
@@ -338,7 +342,7 @@ def upstream_halves(
             y = tl.minimum(y, tl.ceil(tl.maximum(tl.minimum(most, 100.0), -100.0)).to(tl.int32))
     highest = tl.max(tl.where(there, x + y, -200), 0)
     if E > 0:
-        scaled = wide * power(-x)[:, None] * back * 268435456.0
+        scaled = wide * power(-x)[:, None] * back * 268435456.0  # 2^28
         _store_halves(scaled, high, low, row, there)
     count = M * (tl.num_programs(0) // blocks).to(tl.int64)
     tl.store(rows + row, delta * power(-x), mask=there)

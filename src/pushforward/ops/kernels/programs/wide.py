@@ -2,9 +2,9 @@ r"""The forward pass for wide points, whose dot products run on tensor cores.
 
 Points in half precision are multiplied as they are. A float32 number is split into two float16
 halves, $x=2^{-e}(x_h+x_l)$ to about 23 bits, and a product into three:
-$x_hy_h+x_hy_l+x_ly_h$ (`SPLIT` 2). With `SPLIT` 1 the first of these is all. Tensor cores cut off
-their float32 sums instead of rounding them, which adds up over long chains. So products of values
-begin a new sum in each block if they must be accurate.
+$x_hy_h+x_hy_l+x_ly_h$ (`SPLIT` 2). With `SPLIT` 1 only the first of these is formed. Tensor cores
+cut off their float32 sums instead of rounding them, which adds up over long chains. So products of
+values begin a new sum in each block if they must be accurate.
 """
 
 import triton
@@ -154,7 +154,7 @@ def forward(
         mean = mean / count[:, None]
         if SPLIT:
             mean *= scale_of_halves(survey, z, 2)
-            s *= 0.000244140625
+            s *= 0.000244140625  # 2^-12, see `_step`
         e = tl.arange(0, E_PAD)
         at = out + row[:, None] * E + e[None, :]
         tl.store(at, mean.to(out.dtype.element_ty), mask=rows[:, None] & (e < E)[None, :])

@@ -1,6 +1,6 @@
 r"""Kernels that go back through many Sinkhorn steps, for wide points.
 
-One goes through all steps in one launch, the other prepares the gradient in the points.
+`run` goes through all steps in one launch. `factors` prepares the gradient in the points.
 
 With the weights $P^t,Q^t$ of the half-steps, see `sinkhorn._adjoint`, the adjoint $u^t$ of the
 potential of the keys goes back to $u^{t-1}$ by
@@ -9,15 +9,15 @@ $$x^t_i=\sum_jQ^t_{ij}(-\tau_bu^t_j),\qquad u^{t-1}_j=\sum_iP^t_{ij}(-\tau_ax^t_
 
 Both are sums over columns of powers of 2 times a number for each column. A weight is
 $2^{S_{ij}+b_i-p_j}/s_j$ with the bias $b_i$ of a row and the shift $p_j$ and the sum $s_j$ of a
-column, which the steps have recorded. Units, shares and meetings are those of `wide_steps`.
+column, which the steps have recorded. Units, shares and barriers are those of `wide_steps`.
 """
 
 import triton
 import triton.language as tl
 
-from .parts import LOG2E, placed, product, scale_of_halves
+from .parts import LOG2E, placed, product
 from .steps import extremes, met
-from .wide_steps import WideSide, halves_of, recorded
+from .wide_steps import halves_of, in_base_2, recorded, sides_of
 
 NEAR: tl.constexpr = tl.constexpr(40.0)
 """Rows of a block whose biases lie this close share the middle of them. Sums of weights are
@@ -31,15 +31,18 @@ KEPT: tl.constexpr = tl.constexpr(2)
 def _weighted_sums(
     qs, qs_low, columns, bias, shift, first, last, factor,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-    SPLIT: tl.constexpr, EVEN: tl.constexpr,
+    SPLIT: tl.constexpr, COMMON: tl.constexpr,
 ):  # fmt: skip
-    """Sums over columns, with the bias of each row in the exponents, or one for all (`EVEN`)."""
+    """Sums over columns of the numbers of columns times powers of 2.
+
+    In the exponents is the bias of each row, or a shift that all rows have in common (`COMMON`).
+    """
     s = tl.zeros([BM], tl.float32)
     for j0 in tl.range(first, last, BN, num_stages=STAGES):
         ks, ks_low = halves_of(columns, j0, D, BN, SPLIT)
         at = columns.numbers + j0 + tl.arange(0, BN)
         t = product(qs, qs_low, ks.T, ks_low.T, SPLIT, False) * factor
-        if EVEN:
+        if COMMON:
             t += (tl.load(at) + shift)[None, :]
         else:
             t += tl.load(at)[None, :] + bias[:, None]
@@ -49,7 +52,10 @@ def _weighted_sums(
 
 @triton.jit
 def _as_column(side, i, there, value, peaks, totals):
-    """Store what rows are as columns of the next half-step; zeros for those without mass."""
+    """Store the numbers that rows have as columns of the next half-step; see `KEPT`.
+
+    Rows without mass get minus infinity and zero.
+    """
     peak = tl.load(peaks + i, mask=there, other=-float("inf"))
     total = tl.load(totals + i, mask=there, other=1.0)
     seen = peak != -float("inf")
@@ -63,7 +69,10 @@ def _unit(
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHARES: tl.constexpr,
     STAGES: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One unit of a half-step: whether it was the last one of its block, and then the sums."""
+    """One unit of a half-step: whether it was the last one of its block, rows, and their sums.
+
+    The sums are complete if it was the last.
+    """
     place, share = unit // rows.shares, unit % rows.shares
     i = place * BM + tl.arange(0, BM)
     there = i < rows.count
@@ -116,21 +125,12 @@ def run(
     OF_QUERIES: tl.constexpr = 2 if SYMMETRIC else 3
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
     at = z.to(tl.int64)
-    m_room, n_room = tl.cdiv(M, STEP) * STEP, tl.cdiv(N, STEP) * STEP
-    room += at * (m_room + n_room) * KEPT
-    shared += at * SHARES * tl.maximum(m_room, n_room)
-    counter = counters + z * (1 + tl.cdiv(m_room, BM) + tl.cdiv(n_room, BM))
-    factor *= LOG2E
-    if SPLIT:
-        factor *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
-    queries = WideSide(
-        room, M, m_room, tau_a, q + at * m_room * D, q_low + at * m_room * D, counter + 1,
-        shares_a,
+    queries, keys, counter = sides_of(
+        q, k, q_low, k_low, room, counters, z, M, N, tau_a, tau_b, shares_a, shares_b,
+        D, BM, STEP, KEPT,
     )  # fmt: skip
-    keys = WideSide(
-        room + m_room * KEPT, N, n_room, tau_b, k + at * n_room * D, k_low + at * n_room * D,
-        counter + 1 + tl.cdiv(m_room, BM), shares_b,
-    )  # fmt: skip
+    shared += at * SHARES * tl.maximum(queries.length, keys.length)
+    factor = in_base_2(factor, survey, z, SPLIT)
     all_queries, all_keys = problems.to(tl.int64) * M, problems.to(tl.int64) * N
     u, x, of_queries, of_keys = u + at * N, x + at * M, of_queries + at * M, of_keys + at * N
     if SYMMETRIC:
@@ -209,7 +209,9 @@ def factors(
 
     A step has `EACH` terms. Those that are `WEIGHTED` have the negative log-integral of a
     half-step as potential, and its adjoint times $-\tau$ as factor. The others have a bias, and 1.
-    Differences of potentials are formed in float64, because terms may nearly cancel.
+    Of the `KINDS` numbers that a step keeps for a point, `HIGH` and the next are the two summands
+    of the log-integral, and `BIAS` is the bias. Differences of potentials are formed in float64,
+    because terms may nearly cancel.
     """
     z, place, blocks = placed(N, SIZE)
     i = (place * SIZE + tl.arange(0, SIZE))[:, None]

@@ -59,6 +59,7 @@ def _queries_step(
     E_PAD: tl.constexpr, BN: tl.constexpr, TIMED: tl.constexpr, SPLIT: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
+    """One block of keys: scores, weights, gradients in the scores, and their sums of keys."""
     ks = block(k, j0, last, sk, D, D_PAD, BN, MASKED)
     ks_low = ks
     if SPLIT:
@@ -94,7 +95,8 @@ def queries(
 ):  # fmt: skip
     r"""$q'_i=s\sum_jS'_{ij}k_j$ with $S'_{ij}=P_{ij}(\langle g_i,v_j\rangle-\delta_i)$.
 
-    In float32 $S'_{ij}$ is formed in units of `unit`, one for each query.
+    In float32 $S'_{ij}$ is formed in units of `unit`, one for each query. Rows of numbers for the
+    queries, from `offset` to `unit`, are those of `survey.upstream` or `survey.upstream_halves`.
     """
     z, place, blocks = placed(M, BM)
     part = tl.program_id(1)
@@ -153,6 +155,7 @@ def _keys_step(
     BM: tl.constexpr, TIMED: tl.constexpr, POINTS: tl.constexpr, VALUES: tl.constexpr,
     BIAS: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
+    """One block of queries: scores, weights, gradients in the scores, and sums of all of them."""
     qs = block(q, i0, last, sq, D, D_PAD, BM, MASKED)
     qs_low = qs
     if SPLIT:
@@ -205,7 +208,7 @@ def keys(
 ):  # fmt: skip
     r"""$k'=s\,S'^\top q$, $v'=P^\top g$, $b'_j=\sum_iS'_{ij}$, for keys, which are rows here.
 
-    $k'$ only where `POINTS` says so, and $v'$ where `VALUES` does. In float32 $P_{ij}$ and
+    $k'$ only with `POINTS`, $v'$ with `VALUES` and $b'$ with `BIAS`. In float32 $P_{ij}$ and
     $S'_{ij}$ are formed in units of `unit`, one for each block of queries.
     """
     z, place, blocks = placed(N, BN)

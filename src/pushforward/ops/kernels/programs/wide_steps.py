@@ -1,10 +1,10 @@
 r"""Kernels for many Sinkhorn steps in one launch, for wide points, on tensor cores.
 
-The steps are those of the kernel for narrow points. A unit of work is a block of rows and a share
-of the columns. So few rows still fill the device. Each unit leaves a shift and the sum of
-$2^{\text{score}-\text{shift}}$ for each row. The last program to arrive at a block combines the
-sums of all shares, in a fixed order, and writes the potentials. So the result does not depend on
-which program that is.
+The steps are those of the kernels for narrow points, see `steps`. A unit of work is a block of
+rows and a share of the columns, so that few rows still fill the device. Each unit leaves a shift
+and the sum of $2^{\text{score}-\text{shift}}$ for each row. The program that finishes the last
+unit of a block combines the sums of all shares, in a fixed order, and writes the potentials. So
+the result does not depend on which program that is.
 
 The points of a problem lie one after another, and others follow up to a whole number of blocks.
 Those have no mass, so nothing in a loop needs a mask.
@@ -51,6 +51,39 @@ class WideSide(NamedTuple):
     low: Any
     arrivals: Any
     shares: Any
+
+
+@triton.jit
+def sides_of(
+    q, k, q_low, k_low, room, counters, z, M, N, tau_a, tau_b, shares_a, shares_b,
+    D: tl.constexpr, BM: tl.constexpr, STEP: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """Both sides of problem `z`, queries and keys, and the counter of its barriers.
+
+    For each point `room` has `KEPT` numbers.
+    """
+    at = z.to(tl.int64)
+    m_room, n_room = tl.cdiv(M, STEP) * STEP, tl.cdiv(N, STEP) * STEP
+    room += at * (m_room + n_room) * KEPT
+    counter = counters + z * (1 + tl.cdiv(m_room, BM) + tl.cdiv(n_room, BM))
+    queries = WideSide(
+        room, M, m_room, tau_a, q + at * m_room * D, q_low + at * m_room * D, counter + 1,
+        shares_a,
+    )  # fmt: skip
+    keys = WideSide(
+        room + m_room * KEPT, N, n_room, tau_b, k + at * n_room * D, k_low + at * n_room * D,
+        counter + 1 + tl.cdiv(m_room, BM), shares_b,
+    )  # fmt: skip
+    return queries, keys, counter
+
+
+@triton.jit
+def in_base_2(factor, survey, z, SPLIT: tl.constexpr):
+    """What dot products of points as they are stored are multiplied by for scores in base 2."""
+    factor *= LOG2E
+    if SPLIT:
+        factor *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
+    return factor
 
 
 @triton.jit
@@ -118,34 +151,40 @@ def _combined(peaks, sums, i, shares, length, SHARES: tl.constexpr):
 
 @triton.jit
 def recorded(record, step, kind, kinds, stride):
-    """Where the numbers of one kind begin that a step records, for a problem."""
+    """Where a record has the numbers of one kind that a step keeps, for a problem.
+
+    `kinds` is how many numbers a step keeps for a point, `stride` the points of all problems.
+    """
     return record + (tl.full([], 1, tl.int64) * step * kinds + kind) * stride
 
 
 @triton.jit
 def _places(of_queries, of_keys, half, all_queries, all_keys, SYMMETRIC: tl.constexpr):
-    """Where a half-step records shifts, how far from them sums, and where biases."""
+    """Where a half-step records the shifts of its rows, and where their new biases.
+
+    The sums relative to the shifts follow at a distance of `stride`.
+    """
     if SYMMETRIC:
-        sums, stride = recorded(of_queries, half, 0, 2, all_queries), all_queries
+        shifts, stride = recorded(of_queries, half, 0, 2, all_queries), all_queries
         biases = recorded(of_keys, half + 1, 0, 1, all_keys)
     else:
         if half % 2 == 0:
-            sums, stride = recorded(of_queries, half // 2, 0, 3, all_queries), all_queries
+            shifts, stride = recorded(of_queries, half // 2, 0, 3, all_queries), all_queries
         else:
-            sums, stride = recorded(of_keys, half // 2, 1, 3, all_keys), all_keys
-        biases = sums + 2 * stride
-    return sums, stride, biases
+            shifts, stride = recorded(of_keys, half // 2, 1, 3, all_keys), all_keys
+        biases = shifts + 2 * stride
+    return shifts, stride, biases
 
 
 @triton.jit
-def _record(rows, i, there, peak, total, log, value, sums, stride, biases, largest, final):
-    """Record the sums of some rows, and their new biases but for those after the last step.
+def _record(rows, i, there, peak, total, log, value, shifts, stride, biases, largest, final):
+    """Record shifts and sums of some rows, and their new biases except after the last half-step.
 
     Recorded biases are natural logarithms. Those of the next half-step are made of them again, so
     that both are equal to the last bit. `largest` has the largest logarithm so far, in size.
     """
-    tl.store(sums + i, tl.where(total == 0.0, -float("inf"), peak), mask=there)
-    tl.store(sums + stride + i, total, mask=there)
+    tl.store(shifts + i, tl.where(total == 0.0, -float("inf"), peak), mask=there)
+    tl.store(shifts + stride + i, total, mask=there)
     bias = tl.where(log == -float("inf"), log, (log + value) * LN2)
     tl.store(rows.numbers + i, bias * LOG2E)
     tl.store(biases + i, bias, mask=there & (final == 0))
@@ -162,7 +201,7 @@ def _raise(largest, size):
 
 @triton.jit
 def _unit(
-    rows, columns, unit, shared, longest, factor, out, final, sums, stride, biases, largest,
+    rows, columns, unit, shared, longest, factor, out, final, shifts, stride, biases, largest,
     D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SHARES: tl.constexpr,
     STAGES: tl.constexpr, SPLIT: tl.constexpr, SYMMETRIC: tl.constexpr, RECORD: tl.constexpr,
 ):  # fmt: skip
@@ -170,8 +209,8 @@ def _unit(
 
     The rows of a block share a shift, the middle of their last log-integrals. Where these lie far
     apart, the largest score of each share is found instead. Minus infinity asks for that in the
-    first half-steps, and after a sum that was out of range. If there is a record, `sums` and
-    `biases` are where it has those of the rows.
+    first half-steps, and after a sum that was out of range. If there is a record, `shifts`,
+    `stride` and `biases` say where it has what `_record` writes.
     """
     place, share = unit // rows.shares, unit % rows.shares
     i = place * BM + tl.arange(0, BM)
@@ -193,17 +232,17 @@ def _unit(
         total = _relative_sums(
             qs, qs_low, columns, middle, first, last, factor, D, BM, BN, STAGES, SPLIT
         )
-    log, constant = log_and_constant(rows, i, 0)  # before they are needed
+    log, constant = log_and_constant(rows, i, 0)  # loaded before they are needed
     complete = rows.shares > 0
     if rows.shares > 1:
-        peaks, sums = shared, shared + SHARES * longest
-        tl.store(peaks + share * rows.length + i, peak)
-        tl.store(sums + share * rows.length + i, total)
+        shared_sums = shared + SHARES * longest
+        tl.store(shared + share * rows.length + i, peak)
+        tl.store(shared_sums + share * rows.length + i, total)
         tl.debug_barrier()
         complete = tl.atomic_add(rows.arrivals + place, 1) % rows.shares == rows.shares - 1
         if complete:
             tl.debug_barrier()
-            peak, total = _combined(peaks, sums, i, rows.shares, rows.length, SHARES)
+            peak, total = _combined(shared, shared_sums, i, rows.shares, rows.length, SHARES)
     if complete:
         again = out_of_range(total, there) & (searched == 0)
         if again:
@@ -214,7 +253,9 @@ def _unit(
         shift = tl.where(again, -float("inf"), integral)
         value = renewed(rows, columns, i, log, constant, integral, shift, 0, SYMMETRIC)
         if RECORD:
-            _record(rows, i, there, peak, total, log, value, sums, stride, biases, largest, final)
+            _record(
+                rows, i, there, peak, total, log, value, shifts, stride, biases, largest, final
+            )
         tl.store(out + i, value * LN2, mask=final & there)
 
 
@@ -237,23 +278,14 @@ def run(
     STEP: tl.constexpr = BM if BM > BN else BN
     z, part = tl.program_id(0) // programs, tl.program_id(0) % programs
     at = z.to(tl.int64)
-    m_room, n_room = tl.cdiv(M, STEP) * STEP, tl.cdiv(N, STEP) * STEP
-    longest = tl.maximum(m_room, n_room)
-    room += at * (m_room + n_room) * EXTRA
+    rows, columns, counter = sides_of(
+        q, k, q_low, k_low, room, counters, z, M, N, tau_a, tau_b, shares_a, shares_b,
+        D, BM, STEP, EXTRA,
+    )  # fmt: skip
+    longest = tl.maximum(rows.length, columns.length)
     shared += at * 2 * SHARES * longest
-    counter = counters + z * (1 + tl.cdiv(m_room, BM) + tl.cdiv(n_room, BM))
     out += at * N
-    factor *= LOG2E
-    if SPLIT:
-        factor *= scale_of_halves(survey, z, 0) * scale_of_halves(survey, z, 1)
-    rows = WideSide(
-        room, M, m_room, tau_a, q + at * m_room * D, q_low + at * m_room * D, counter + 1,
-        shares_a,
-    )  # fmt: skip
-    columns = WideSide(
-        room + m_room * EXTRA, N, n_room, tau_b, k + at * n_room * D, k_low + at * n_room * D,
-        counter + 1 + tl.cdiv(m_room, BM), shares_b,
-    )  # fmt: skip
+    factor = in_base_2(factor, survey, z, SPLIT)
     copied(
         rows, q, log_a, constant_a, start, z, H, 1.0, None, sla, sca, ss, part, programs,
         0, False, SHIFTED, STEP,
@@ -266,7 +298,7 @@ def run(
         problems = (tl.num_programs(0) // programs).to(tl.int64)
         all_queries, all_keys = problems * M, problems * N
         of_queries, of_keys = of_queries + at * M, of_keys + at * N
-        for first in tl.range(part * STEP, n_room, programs * STEP):
+        for first in tl.range(part * STEP, columns.length, programs * STEP):
             i = first + tl.arange(0, STEP)
             bias = tl.load(of_keys + i, mask=i < N, other=-float("inf"))
             tl.store(columns.numbers + i, bias * LOG2E)
@@ -275,14 +307,15 @@ def run(
     met(counter, target, ALONE)
     for half in tl.range(0, half_steps):
         for unit in tl.range(part, tl.cdiv(rows.count, BM) * rows.shares, programs):
-            sums, stride, biases = out, 0, out
+            shifts, stride, biases = out, 0, out
             if RECORD:
-                sums, stride, biases = _places(
+                shifts, stride, biases = _places(
                     of_queries, of_keys, half, all_queries, all_keys, SYMMETRIC
                 )
             _unit(
                 rows, columns, unit, shared, longest, factor, out, half == half_steps - 1,
-                sums, stride, biases, largest, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC, RECORD,
+                shifts, stride, biases, largest, D, BM, BN, SHARES, STAGES, SPLIT, SYMMETRIC,
+                RECORD,
             )  # fmt: skip
         target += programs
         met(counter, target, ALONE)

@@ -2,8 +2,9 @@ r"""Gradients in half precision for GPUs of compute capability 9.0, in Gluon.
 
 One warp copies blocks to shared memory; two groups of four warps, with rows of their own, take
 them from there. Step $t$ asks tensor cores for the products of block $t$ and for the sums of block
-$t-1$ together, and forms powers and slopes while they work. The compiler moves arithmetic past the
-end of products, but not past a loop: so the wait for the next block, which is one, stands there.
+$t-1$ together, and forms powers and slopes (gradients in the scores) while they work. The compiler
+may move arithmetic behind the wait for products, where tensor cores are idle, but it moves nothing
+across a loop. The wait for a copied block is a loop: so it stands between the two.
 
 `wide_backward` has the same gradients in Triton, for all other devices, widths and times.
 """

@@ -1,9 +1,9 @@
 r"""Log-integrals of wide float32 points for GPUs of compute capability 9.0, in Gluon.
 
-As in `hopper`, one warp copies blocks of keys to shared memory, and two groups of four warps take
-them from there. The groups take turns: one forms powers while tensor cores work for the other.
-Without turns both would wait for tensor cores together, and form powers together. Points are
-float16 halves, as in `wide`.
+As in `hopper.forward`, one warp copies blocks of keys to shared memory, and two groups of four
+warps take them from there. The groups take turns: one forms powers while tensor cores work for the
+other. Without turns both would wait for tensor cores together, and form powers together. Points
+are float16 halves, as in `wide`.
 """
 
 from triton.experimental import gluon
