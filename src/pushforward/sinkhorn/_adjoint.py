@@ -51,8 +51,12 @@ ROUNDING = 2.0**-19
 """The relative rounding of weights from which on every term is a group of its own: in float32
 that of potentials of size 16."""
 
-SMALL = FAR / 2
-"""Potentials of at most this size are near each other, so that no distances are computed."""
+FAR_IN_HALVES = 6.0
+"""The same for kernels that multiply float16 halves. Bounds of the factors of a group may be too
+high by the exponential of twice this distance, 17 bits of 40 that the halves keep."""
+
+SMALL = 15.0
+"""Potentials of at most this size are not rounded too much for a group, see `ROUNDING`."""
 
 MOST_TERMS = 64
 """The largest number of terms in a group."""
@@ -79,13 +83,13 @@ class Steps:
         q, k, self.log_a, self.log_b, self.start, *constants = inputs
         self.points, self.constants = (q, k), constants or (0.0, 0.0)
         self.scale, *self.damping = factors
-        self.symmetric, self._impl, self.reductions = symmetric, impl, ops.implementation(impl)
+        self.symmetric, self.impl, self.reductions = symmetric, impl, ops.implementation(impl)
         self._clock = (times[0], times[1]) if times else None
         self._sides = dict[int, Any]()
 
     def in_one_launch(self, count: int) -> bool:
         """Whether there are kernels that take so many steps, and go back through them."""
-        if self._impl != "triton" or self._clock is not None:
+        if self.impl != "triton" or self._clock is not None:
             return False
         return self.reductions.has_recorded_steps(*self.points, self.log_a, count)
 
@@ -177,20 +181,22 @@ def _in_few_launches(
 ) -> Pair:  # fmt: skip
     r"""The adjoints $u^0,\dots,u^K$ and $x^1,\dots,x^K$, by one launch for all steps.
 
-    Then the gradients of all terms in the points are added. Factors of terms are formed by one
-    kernel for each side where all potentials are small, and else in groups by their distances.
+    Then the gradients of all terms in the points are added. Where all potentials are small and
+    marginals are prescribed, one kernel for each side forms the factors of a group of terms.
     """
-    read = on_host(largest) if any(wanted) else None
+    few = steps.damping == [1.0, 1.0] and not steps.symmetric
+    read = None
+    if any(wanted) and few:
+        read = on_host(torch.cat([largest, _changes(steps, record)]))
     u, x = steps.reductions.adjoint_steps(
         steps.points, record, grad, steps.scale, steps.damping, steps.symmetric
     )
     x = u[1:] / 2 if steps.symmetric else x
     if not any(wanted):
         return u, x
-    if read is not None and float(read()) <= SMALL:
-        count = len(x) * (1 if steps.symmetric else 2)
-        cuts = [*range(0, count, MOST_TERMS), count]
-        for group in (slice(*ends) for ends in pairwise(cuts)):
+    size, *changes = [torch.inf] if read is None else read().tolist()
+    if size <= SMALL:
+        for group in _grouped(changes, 2 * FAR_IN_HALVES):
             factors = steps.reductions.term_factors(
                 record, (x, u[1:]), steps.damping, group, steps.symmetric
             )
@@ -206,6 +212,35 @@ def _in_few_launches(
             c = (left if side == 0 else right)[group.start]
             add(steps.vjp(side, kept, c, None, [*wanted, False])[:2])
     return u, x
+
+
+def _changes(steps: Steps, record: Pair) -> Tensor:
+    r"""How far each term is from the next if marginals are prescribed, but for masses.
+
+    From $Q^t$ to $P^t$ only the potential of the keys changes, from $G^t$ to $G^{t-1}$, and from
+    $P^t$ to $Q^{t-1}$ that of the queries. A constant in a change does not matter.
+    """
+    of_queries, of_keys = record
+    whole = of_keys[-1, 1] + steps.reductions.logarithm(of_keys[-1, 2])
+    last = steps.log_b + steps.constants[1] - whole / steps.reductions.IN_BASE
+    of_g = torch.cat([of_keys[:, 0], last[None]])
+    spans = list[Tensor]()
+    for potentials in (of_g, of_queries[:, 2]):
+        low, high = torch.aminmax(potentials.diff(dim=0).nan_to_num(0.0), dim=-1)
+        spans.append((high - low)[..., None].flatten(1).amax(1) / 2)
+    first, later = spans[0][:1], torch.stack([spans[1], spans[0][1:]], 1).flatten()
+    return torch.cat([first, later]).flip(0)
+
+
+def _grouped(distances: list[float], most: float) -> list[slice]:
+    """Groups of terms that follow each other and are at most so far from the first of them."""
+    starts, far = [0], 0.0
+    for i, distance in enumerate(distances, start=1):
+        far += distance
+        if not far <= most or i - starts[-1] == MOST_TERMS:
+            starts.append(i)
+            far = 0.0
+    return [slice(*ends) for ends in pairwise([*starts, len(distances) + 1])]
 
 
 def _one_by_one(
@@ -267,6 +302,7 @@ class _Terms:
 
     def __init__(self, steps: Steps, record: Pair) -> None:
         self._steps, self._record, self.unit = steps, record, steps.reductions.IN_BASE
+        self._far = FAR_IN_HALVES if steps.impl == "triton" else FAR
         of_queries, of_keys = ([x.flip(0) for x in kept.unbind(1)] for kept in record)
         self._kinds = [(of_keys[0], of_queries[:2])]
         if not steps.symmetric:
@@ -315,13 +351,7 @@ class _Terms:
         """
         if self.live.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return [slice(i, i + 1) for i in range(self.count)]
-        starts, far = [0], 0.0
-        for i, distance in enumerate(self._distances().tolist(), start=1):
-            far += distance
-            if not far <= FAR or i - starts[-1] == MOST_TERMS:
-                starts.append(i)
-                far = 0.0
-        return [slice(*ends) for ends in pairwise([*starts, self.count])]
+        return _grouped(self._distances().tolist(), self._far)
 
     def _distances(self) -> Tensor:
         """How far each term is from the next, without masses; infinite if one of them is large."""
@@ -337,7 +367,7 @@ class _Terms:
         low, high = self._ranges(whole)
         size = torch.maximum(high, -low).flatten(1).amax(1)
         large = size * torch.finfo(dtype).eps > ROUNDING
-        apart = large[1:] | large[:-1] | (span(whole.diff(dim=0)) > FAR)
+        apart = large[1:] | large[:-1] | (span(whole.diff(dim=0)) > self._far)
         return span(plain.diff(dim=0)).masked_fill(apart, torch.inf)
 
     def vjp(self, group: slice, left: Tensor, right: Tensor, wanted: list[bool]) -> list[Any]:
