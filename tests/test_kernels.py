@@ -150,6 +150,14 @@ def test_rounded_products(op, timed):
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
 
+@pytest.mark.parametrize("op", ["average", "log_integral"])
+def test_half_precision_is_not_rounded_again(op):
+    """The bits are the same, and what atoms without mass hold does not matter either."""
+    tensors = inputs(9, 40, 18, 5, dtype=torch.bfloat16)
+    both = (run(op, tensors, None, impl) for impl in ("triton_half", "triton"))
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
 @pytest.mark.parametrize("batch", [(), (3,), (2, 1, 2)], ids=str)
 def test_any_leading_axes(batch):
     tensors = [
@@ -219,6 +227,35 @@ def test_gradients_of_values_that_are_zero():
     )
     exact = (q.double() @ k.double().T).softmax(-1).T @ upstream.double()
     assert (grad - exact).norm() < 1e-6 * exact.norm()
+
+
+def test_gradients_with_other_biases_than_those_prepared_for():
+    """Points are prepared once. Biases of a later pass may be higher, and say how large it is."""
+    kernels = pytest.importorskip("pushforward.ops.kernels")
+    q, k, logs, upstream = (
+        torch.randn(9, 20) / 9,
+        torch.randn(30, 20),
+        torch.zeros(30),
+        torch.ones(9),
+    )
+    side, bias = kernels.ready((q, k), logs, 1.0, None), logs + 40
+    _, *record = kernels.log_integral_parts(side, bias)
+    found = kernels.vjp(side, bias, record, upstream, None, [True, True, True])
+    leaves = [t.double().requires_grad_() for t in (q, k, bias)]
+    out = ops.log_integral(*leaves, impl="reference")
+    for f, e in zip(found, torch.autograd.grad(out.sum(), leaves), strict=True):
+        assert (f - e).norm() < 1e-5 * e.norm()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, where sums overflow
+def test_gradients_of_huge_biases_are_finite(monkeypatch):
+    """Scores of size 1e8 are rounded to 8, and not by both passes alike."""
+    kernels = pytest.importorskip("pushforward.ops.kernels")
+    monkeypatch.setattr(kernels._launch, "LARGE", 1)
+    leaves = [t.requires_grad_() for t in (torch.randn(9, 20), torch.randn(30, 20))]
+    out = ops.log_integral(*leaves, torch.randn(30) - 1e8, scale=0.01, impl="triton")
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert out.isfinite().all() and all(g.isfinite().all() for g in grads)
 
 
 def test_any_combination_of_gradients():

@@ -75,7 +75,9 @@ class PointScores(Scores):
     @property
     def shape(self) -> torch.Size:
         q, k = self.queries.points, self.keys.points
-        batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+        batch = q.shape[:-2]
+        if k.shape[:-2] != batch:  # asked for often, and broadcasting is slow
+            batch = torch.broadcast_shapes(batch, k.shape[:-2])
         return torch.Size((*batch, q.shape[-2], k.shape[-2]))
 
     @property

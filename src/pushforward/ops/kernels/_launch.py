@@ -146,6 +146,7 @@ def backward(
     $c$ are divided by the total instead. So the gradients of large scores are as accurate as
     their differences. Wide points in float32 are multiplied as halves, see `upstream_halves`.
     For them `largest` says whether the shift is the largest score. Without values it need not be.
+    What is `known` may be so for other biases.
     In half precision, keys and values of wide points must be finite even where there is no mass.
     """
     q, k, v, bias = inputs
@@ -155,19 +156,21 @@ def backward(
     wanted = [want and prod(q.shape[:-2]) * m * n > 0 for want in wanted]
     if not any(wanted):
         return grads
+    biases = known is None
+    dead = bias if known is None else None  # points that are known are finite
     if known is None:
         known = ready(q, k, v, bias, timed=clock is not None, values=not half)
     found, high, low, _ = known
     if thin or half:
         handed = _upstream(result, *upstream, thin=thin)
     else:
-        size, first = tile_of("keys", d, e, half=False).rows, largest and e > 0
-        handed = _upstream_halves(result, upstream, found, factor, size, largest=first)
+        size, bounds = tile_of("keys", d, e, half=False).rows, (largest and e > 0, biases)
+        handed = _upstream_halves(result, upstream, found, factor, size, bounds)
     g = handed[0][1]
     operands: tuple[Any, ...] = (*high, bias, *low, found)
     sizes: tuple[Any, ...] = (m, n, q.shape[1], factor, 1.0)
     if thin:
-        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, bias)
+        (q, g), (k, v) = columns(m * n, q, g), columns(m * n, k, v, dead)
         operands, handed, sizes = (q, k, v, bias), [(x[0], g, x[2]) for x in handed], sizes[:4]
     shared = _Shared(inputs, operands, handed, sizes, known, clock)
     if wanted[0]:
@@ -312,11 +315,12 @@ def _upstream(result: Reduced, d_out: Tensor, d_log: Tensor, *, thin: bool) -> H
 
 def _upstream_halves(
     result: Reduced, upstream: tuple[Tensor, Tensor], found: Tensor | None, factor: float,
-    size: int, *, largest: bool,
+    size: int, bounds: tuple[bool, bool],
 ) -> Handed:  # fmt: skip
     """The same in halves: an offset, a gradient, a summand, the low half of the gradient, units.
 
-    The kernel of keys has one unit for `size` queries; see `survey.upstream_halves`.
+    The kernel of keys has one unit for `size` queries; see `survey.upstream_halves`. The two
+    bounds of weights are its `LARGEST` and `BIASES`.
     """
     d_out, d_log = upstream
     (*batch, m, e), width = d_out.shape, padded_width(d_out.shape[-1])
@@ -328,7 +332,7 @@ def _upstream_halves(
     survey_programs.upstream_halves[(blocks,)](
         result.out, result.peak, result.total, d_out, d_log, found, high, low, rows, units, m,
         batch[1], factor, strides(d_out), strides(d_log), E=e, E_PAD=width, SIZE=size,
-        LARGEST=largest,
+        LARGEST=bounds[0], BIASES=bounds[1],
     )  # fmt: skip
     delta, offset, unit, fit_queries, fit_keys = rows
     first = (offset, high, delta, low)

@@ -10,6 +10,7 @@ from ..._tools.once import named_errors, no_second_derivative, refuse
 from ..._tools.precision import HALF, full_precision
 from . import _launch as launch
 from ._problem import Clock, without_dead
+from ._tiles import NARROW
 
 WHAT = "A reduction with `impl='triton'`"
 """Its name in messages."""
@@ -67,10 +68,14 @@ def _(inputs: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs)
 
 
-def _rounded(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: Clock | None) -> launch.Ready:
-    """What is known of points of which only the high halves are used in products."""
+def _rounded(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, clock: Clock | None
+) -> launch.Ready | None:
+    """What is known of points whose numbers have one half in products; None if none has halves."""
+    if q.dtype in HALF or max(q.shape[-1], v.shape[-1]) <= NARROW:
+        return None
     known = launch.ready(q, k, v, bias, timed=clock is not None, values=True)
-    return known._replace(halves=min(known.halves, 1))
+    return known._replace(halves=1)
 
 
 def check_device(what: str, x: Tensor, other: str = "") -> None:

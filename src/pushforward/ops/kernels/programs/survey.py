@@ -280,6 +280,7 @@ def upstream(
 def upstream_halves(
     out, peak, total, d_out, d_log, survey, high, low, rows, block_units, M, H, factor, so, sl,
     E: tl.constexpr, E_PAD: tl.constexpr, SIZE: tl.constexpr, LARGEST: tl.constexpr,
+    BIASES: tl.constexpr,
 ):  # fmt: skip
     r"""What each query hands on in the backward pass if all products are those of float16 halves.
 
@@ -287,8 +288,9 @@ def upstream_halves(
     $p_{ij}$ relative to the shift, the gradient in a score is
     $p_{ij}(\langle g_i,v_j\rangle-\delta_i)$. Its factors have bounds that are powers of 2:
     $2^{x_i}$ is above $|g_i|\max_j|v_j|+|\delta_i|$, and $2^{y_i}$ is at least $p_{ij}$: it
-    is 1 if the shift is the largest score (`LARGEST`). Else it is above the total, or above the
-    largest weight that the lengths of points and the highest bias allow, whichever is less.
+    is 1 if the shift is the largest score (`LARGEST`). Else it is above the total. If the survey
+    is one of these very biases (`BIASES`), it is above the largest weight that the lengths of
+    points and the highest bias allow, where that is less.
 
     So $2^{15-x_i-y_i}$ times the gradient is at most $2^{15}$ in size, and halves of it
     lose only what is below $2^{-25}$. In sums over queries all terms need the same power,
@@ -326,14 +328,18 @@ def upstream_halves(
     x = exponent_above(bound)
     y = tl.zeros([SIZE], tl.int32)
     if not LARGEST:
-        longest = survey + z * FIELDS + LONGEST
-        square = tl.load(longest).to(tl.float32, bitcast=True)
-        others = tl.load(longest + 1).to(tl.float32, bitcast=True)
-        score = tl.abs(factor) * LOG2E * tl.sqrt(square) * tl.sqrt(others)
-        # A product that overflowed says nothing. Rounding is less than the added 1.
-        most = tl.where(score < 1e4, score + highest_bias(survey, z) - top + 1.0, 100.0)
-        allowed = tl.ceil(tl.maximum(tl.minimum(most, 100.0), -100.0)).to(tl.int32)
-        y = tl.minimum(exponent_above(sums), allowed)
+        # Scores as large as the shift are rounded, not always as they were in the forward pass.
+        rounding = tl.minimum(tl.where(top == float("inf"), 0.0, tl.abs(top) * 2.0**-21), 100.0)
+        y = exponent_above(sums) + (rounding + 0.5).to(tl.int32)
+        if BIASES:
+            longest = survey + z * FIELDS + LONGEST
+            square = tl.load(longest).to(tl.float32, bitcast=True)
+            others = tl.load(longest + 1).to(tl.float32, bitcast=True)
+            score = tl.abs(factor) * LOG2E * tl.sqrt(square) * tl.sqrt(others)
+            # A product that overflowed says nothing.
+            most = score + highest_bias(survey, z) - top + 1.0 + rounding
+            most = tl.where(score < 1e4, most, 100.0)
+            y = tl.minimum(y, tl.ceil(tl.maximum(tl.minimum(most, 100.0), -100.0)).to(tl.int32))
     highest = tl.max(tl.where(there, x + y, -200), 0)
     if E > 0:
         scaled = wide * power(-x)[:, None] * back * 268435456.0  # 2^28
