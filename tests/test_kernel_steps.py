@@ -279,7 +279,7 @@ RECORDED = {
     "far biases": dict(spread=40.0, large=True),
     "shares of many keys": dict(m=20, n=600, shares=(2, 1)),
     "shares of many queries": dict(m=600, n=20, shares=(1, 2)),
-    "shares, symmetric": dict(m=520, n=520, batch=(1,), symmetric=True, shares=(2, 2)),
+    "shares, symmetric": dict(m=520, n=520, symmetric=True, shares=(2, 2)),
 }
 
 

@@ -279,7 +279,7 @@ def test_operators_are_registered_right():
     from pushforward.ops.kernels import _operators as operators
 
     q, k, v, b = (torch.randn(1, 2, n, 2) for n in (5, 9, 9, 2))
-    arguments = (q, k, v, torch.randn(1, 2, 9), 1.0, None, None, True, False)
+    arguments = (q, k, v, torch.randn(1, 2, 9), 1.0, None, None, [True, False])
     arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
     torch.library.opcheck(operators.reduce, arguments)
 

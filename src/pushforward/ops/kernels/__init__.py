@@ -263,7 +263,7 @@ def _reduced(
     points = (_folded(t, batch) for t in (q, k, v))
     bias, *clock = (_folded_rows(t, batch) for t in rows)
     arguments = (*points, bias, float(scale), *(clock or (None, None)))
-    arguments = (*arguments, guard is not False, rounded)
+    arguments = (*arguments, [guard is not False, rounded])
     if torch.compiler.is_compiling():
         out, log_z, *_ = reduce(*arguments)
     else:

@@ -19,14 +19,15 @@ WHAT = "A reduction with `impl='triton'`"
 @torch.library.custom_op("pushforward::reduce_triton", mutates_args=())
 def reduce(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, factor: float,
-    query_times: Tensor | None, key_times: Tensor | None, guard: bool, rounded: bool,
+    query_times: Tensor | None, key_times: Tensor | None, options: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Average and log-integral of `(b, h, m, k)` queries; `v` may have width 0.
 
     Then the shift of the scores in base 2 and the sum relative to it, for the gradients.
-    With `guard`, keys and values of atoms without mass need not be finite. If `rounded`, wide
-    float32 points are rounded to float16 in products.
+    With the first of the options, `guard`, keys and values of atoms without mass need not be
+    finite. With the second, `rounded`, wide float32 points are rounded to float16 in products.
     """
+    guard, rounded = options
     check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
     clock = clock_of(query_times, key_times)
     known = _rounded(q, k, v, bias, clock) if rounded else None
@@ -44,11 +45,11 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor,
 @torch.library.custom_op("pushforward::reduce_triton_backward", mutates_args=())
 def reduce_backward(
     inputs: list[Tensor], factor: float, query_times: Tensor | None, key_times: Tensor | None,
-    guard: bool, rounded: bool, outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
+    options: list[bool], outputs: list[Tensor], grads: list[Tensor], wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients in `q, k, v, bias`; those that are not wanted may be zeros."""
     q, k, v, bias = inputs
-    d_out, d_log = grads
+    (d_out, d_log), (guard, rounded) = grads, options
     if guard and q.dtype in HALF:
         k, v = without_dead(k, v, bias)
     clock = clock_of(query_times, key_times)
@@ -100,7 +101,7 @@ def clock_of(query_times: Tensor | None, key_times: Tensor | None) -> Clock | No
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    q, k, v, bias, ctx.factor, query_times, key_times, *ctx.options = inputs
+    q, k, v, bias, ctx.factor, query_times, key_times, ctx.options = inputs
     ctx.mark_non_differentiable(*output[2:])
     ctx.save_for_backward(q, k, v, bias, query_times, key_times, *output)
 
@@ -110,11 +111,11 @@ def _backward(ctx: Any, d_out: Tensor, d_log: Tensor, *_: Any) -> tuple:
     wanted = list(ctx.needs_input_grad[:4])
     with full_precision(q), named_errors(WHAT):
         grads = reduce_backward(
-            [q, k, v, bias], ctx.factor, query_times, key_times, *ctx.options, outputs,
+            [q, k, v, bias], ctx.factor, query_times, key_times, ctx.options, outputs,
             [d_out, d_log], wanted,
         )  # fmt: skip
     chosen = [g if want else None for g, want in zip(grads, wanted, strict=True)]
-    return *chosen, *[None] * 5
+    return *chosen, *[None] * 4
 
 
 def _second_backward(ctx: Any, *_: Any) -> tuple:
