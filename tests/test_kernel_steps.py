@@ -326,8 +326,9 @@ def test_steps_are_recorded_and_gone_back_in_one_launch(case, monkeypatch):
         return [out.detach()[live], *torch.autograd.grad(out, leaves, upstream)]
 
     exact, found = run("streamed", torch.float64), run("triton", torch.float32)
-    # Large potentials are grouped by their distances.
-    assert launches == ["adjoint_steps", "term_factors"][: 1 if given["large"] else 2]
+    # Elsewhere terms are grouped by distances of all their potentials.
+    few = not given["large"] and not given["symmetric"] and tau == [1.0, 1.0]
+    assert launches[0] == "adjoint_steps" and ("term_factors" in launches) == few
     size = max(t.norm() for t in exact[3:])
     eps = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[given["dtype"]]
     for e, f in zip(exact, found, strict=True):
@@ -337,7 +338,7 @@ def test_steps_are_recorded_and_gone_back_in_one_launch(case, monkeypatch):
 
 @pytest.mark.parametrize("seed", [79323, 86472, 193121])
 def test_terms_of_plans_that_change_much_are_not_one_group(seed):
-    """Small potentials whose plans are far apart; these seeds lost up to all digits as one group."""
+    """Small potentials whose plans are far apart: as one group these seeds lost up to all digits."""
     torch.manual_seed(seed)
     draw = random.Random(seed).choice
     m, n, count = draw([2, 3, 4, 6]), draw([2, 3, 4, 6]), draw([1, 2, 3, 5, 8])
