@@ -338,7 +338,7 @@ def test_steps_are_recorded_and_gone_back_in_one_launch(case, monkeypatch):
 
 @pytest.mark.parametrize("seed", [79323, 86472, 193121])
 def test_terms_of_plans_that_change_much_are_not_one_group(seed):
-    """Small potentials whose plans are far apart: as one group these seeds lost up to all digits."""
+    """Small potentials whose plans are far apart: as one group these lost up to all digits."""
     torch.manual_seed(seed)
     draw = random.Random(seed).choice
     m, n, count = draw([2, 3, 4, 6]), draw([2, 3, 4, 6]), draw([1, 2, 3, 5, 8])
