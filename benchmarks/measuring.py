@@ -277,7 +277,10 @@ def picture(rows, found, file):
     axis.set_yticks(range(len(lines)), lines)
     axis.set_ylim(len(lines) - 0.5, -0.5)
     low, high = axis.get_xlim()
-    ticks = [t for t in (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 20, 50, 100) if low <= t <= high]
+    ticks = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 5, 10, 20, 50, 100)
+    if high > 100 * low:
+        ticks = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+    ticks = [t for t in ticks if low <= t <= high]
     axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axis.minorticks_off()
     axis.set_xlabel("time of others / our time (circles forward, squares with gradients)")
