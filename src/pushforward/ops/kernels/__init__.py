@@ -340,7 +340,7 @@ def _folded(x: Tensor, batch: torch.Size) -> Tensor:
 
 
 def _folded_rows(x: Tensor, batch: torch.Size) -> Tensor:
-    """The same for a tensor `(..., n)` with one number per point."""
+    """A tensor `(..., n)` of one number per point with exactly two leading axes."""
     if x.shape[:-1] != batch:
         x = x.expand(*batch, x.shape[-1])
     return _two_axes(x, len(batch))

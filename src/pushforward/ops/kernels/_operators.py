@@ -28,7 +28,8 @@ def reduce(
     finite. With the second, `rounded`, wide float32 points are rounded to float16 in products.
     """
     guard, rounded = options
-    check_device("`impl='triton'`", q, ", or use `impl='streamed'`")
+    name = "triton_half" if rounded else "triton"
+    check_device(f"`impl='{name}'`", q, ", or use `impl='streamed'`")
     clock = clock_of(query_times, key_times)
     known = _rounded(q, k, v, bias, clock) if rounded else None
     found = launch.forward((q, k, v, bias), factor, clock, known, guard=guard)

@@ -34,7 +34,7 @@ def strides(x: Tensor) -> tuple[int, ...]:
 
 
 def maybe_strides(x: Tensor | None) -> tuple[int, ...] | None:
-    """The same of a tensor that may not be there."""
+    """Strides of a tensor, or None where there is no tensor."""
     return None if x is None else strides(x)
 
 
